@@ -26,7 +26,7 @@ from typing import Any
 
 from thunder_fn.inspect.chains import Chain, Step, chain
 from thunder_fn.inspect.flat import only_leaves
-from thunder_fn.inspect.storages import Buffer, Run
+from thunder_fn.inspect.storages import Buffer, Run, live_of
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
@@ -73,15 +73,7 @@ class Memory(Shown):
 
     def live_of(self, wanted: Callable[[Buffer], bool]) -> tuple[int, ...]:
         """The bytes of some of the buffers that live while each equation runs."""
-        change = [0] * (len(self.names) + 1)
-        for buffer in filter(wanted, self.buffers):
-            change[buffer.born] += buffer.num_bytes
-            change[min(buffer.dies, len(self.names) - 1) + 1] -= buffer.num_bytes
-        found, total = list[int](), 0
-        for difference in change[:-1]:
-            total += difference
-            found.append(total)
-        return tuple(found)
+        return live_of(filter(wanted, self.buffers), len(self.names))
 
     @property
     def peak(self) -> int:

@@ -5,8 +5,8 @@ by compiled code.
 from __future__ import annotations
 
 import math
+import operator
 import types
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ from thunder_fn.executors.reuse import overwritten, plan_reuse
 from thunder_fn.executors.running import CheckedRegion
 from thunder_fn.executors.taking import donating
 from thunder_fn.executors.torch_executor import lower
-from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.checkpoint.cost import bytes_of, live_bytes
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import last_uses
@@ -154,32 +154,22 @@ def peak_of(trace: Trace, num_consts: int = 0, num_carry: int = 0) -> int:
     carries = private_carries(trace, num_consts, num_carry)
     in_place, last = plan_reuse(trace, carries).in_place, last_uses(trace)
     buffers: dict[int, int] = {}  # of variables; what has none lies in memory of the caller
-    sizes, ends = list[int](), list[int]()
-    made: list[list[int]] = []
+    spans = list[list[int]]()  # of buffers: born, freed after, bytes
     for position, equation in enumerate(trace.equations):
-        made.append([])
         shares = position in in_place or ops.is_view(equation.op)
         homes = overwritten(equation) if position in in_place else equation.operands[:1]
         for place, var in enumerate(equation.outputs):
             if not shares:
-                buffers[var.index] = len(sizes)
-                made[-1].append(len(sizes))
-                sizes.append(bytes_of(var.type))
-                ends.append(position)
+                buffers[var.index] = len(spans)
+                spans.append([position, position, bytes_of(var.type)])
             elif homes and (home := homes[min(place, len(homes) - 1)].index) in buffers:
                 buffers[var.index] = buffers[home]
             if var.index in buffers:
-                ends[buffers[var.index]] = max(ends[buffers[var.index]], last[var.index])
-    freed: defaultdict[int, int] = defaultdict(int)
-    for size, end in zip(sizes, ends, strict=True):
-        freed[end] += size
-    live = peak = 0
-    for position, equation in enumerate(trace.equations):
-        live += sum(sizes[buffer] for buffer in made[position])
-        inside = scratch_of(equation) if equation.op.kind == "structured" else 0
-        peak = max(peak, live + inside)
-        live -= freed[position]
-    return peak
+                span = spans[buffers[var.index]]
+                span[1] = max(span[1], last[var.index])
+    live = live_bytes(((born, end, size) for born, end, size in spans), len(trace.equations))
+    inside = (scratch_of(e) if e.op.kind == "structured" else 0 for e in trace.equations)
+    return max(map(operator.add, live, inside), default=0)
 
 
 def taken_on_fakes(

@@ -15,7 +15,7 @@ from thunder_fn.distributed.ranks import REDUCE
 from thunder_fn.executors import FusionExecutor, Program
 from thunder_fn.executors.reuse import NO_REUSE, overwritten
 from thunder_fn.inspect.scratch import scratch_of, taken_on_fakes
-from thunder_fn.interpreters.checkpoint.cost import bytes_of
+from thunder_fn.interpreters.checkpoint.cost import bytes_of, live_bytes
 from thunder_fn.interpreters.storages import fake_of, results_on_fakes
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import last_uses, made_at
@@ -52,6 +52,17 @@ class Buffer:
     program: int
     var: int
     device: str = "cpu"
+
+
+def live_of(buffers: Iterable[Buffer], count: int) -> tuple[int, ...]:
+    """The bytes of buffers that live while each of so many equations runs."""
+    return tuple(live_bytes(((one.born, one.dies, one.num_bytes) for one in buffers), count))
+
+
+def scratch_at(at: int, num_bytes: int, equation: Equation, module: str, number: int) -> Buffer:
+    """The buffer of what an equation needs while it runs."""
+    what, source = equation.op.name, equation.source
+    return Buffer(at, at, num_bytes, "scratch", what, module, source, number, -1)
 
 
 @dataclass
@@ -123,18 +134,8 @@ class Run:
                 size, self.unknown = bytes_of(var.type), self.unknown + 1
             source = equation.source if equation is not None else None
             module = self.modules[at - self.start] if equation is not None else ""
-            self.made[storage] = Buffer(
-                at,
-                at,
-                size,
-                kind,
-                what,
-                module,
-                source,
-                self.number,
-                var.index,
-                value.device.type,
-            )
+            place = self.number, var.index, value.device.type
+            self.made[storage] = Buffer(at, at, size, kind, what, module, source, *place)
 
     def step(self, mode: Any, position: int, equation: Equation) -> None:
         """Run one equation."""
@@ -149,19 +150,8 @@ class Run:
         for var, value in zip(equation.outputs, values, strict=True):
             self.bind(var, value, at, "intermediate", equation.op.name, equation)
         if inside:
-            self.scratch.append(
-                Buffer(
-                    at,
-                    at,
-                    inside,
-                    "scratch",
-                    equation.op.name,
-                    self.modules[position],
-                    equation.source,
-                    self.number,
-                    -1,
-                )
-            )
+            module = self.modules[position]
+            self.scratch.append(scratch_at(at, inside, equation, module, self.number))
 
     def taken(self, mode: Any, program: Program, position: int) -> tuple[Sequence[Any], int]:
         """The results of an executor, and its allocations beside them where they are known."""

@@ -25,7 +25,7 @@ from thunder_fn.executors.reuse import plan_reuse
 from thunder_fn.executors.torch_executor import lower
 from thunder_fn.inspect.costs import FREE, cost_of
 from thunder_fn.inspect.memory_use import Memory
-from thunder_fn.inspect.storages import Buffer, Run, sent_until
+from thunder_fn.inspect.storages import Buffer, Run, live_of, scratch_at, sent_until
 from thunder_fn.interpreters.checkpoint.cost import bytes_of
 from thunder_fn.interpreters.simplify import dce, makes_symbols
 from thunder_fn.ir import ops
@@ -153,8 +153,7 @@ class Parts:
         key = body, given
         if key not in self.runs:
             program = lower(body, given, below_autograd=True)
-            modules = [one.source.module if one.source else "" for one in program.trace.equations]
-            self.runs[key] = Run(program.trace, 0, 0, (), modules, program)
+            self.runs[key] = Run(program.trace, 0, 0, (), _modules(program.trace), program)
         return self.runs[key]
 
 
@@ -244,6 +243,10 @@ def _call(
     one: Equation, body: Trace, operands: tuple[Atom, ...], outputs: tuple[Var, ...]
 ) -> Equation:
     return Equation(one.op, operands, (), outputs, (body,), one.source)
+
+
+def _modules(trace: Trace) -> list[str]:
+    return [one.source.module if one.source else "" for one in trace.equations]
 
 
 def _named(names: dict[int, Var], var: Var) -> Var:
@@ -346,21 +349,11 @@ class _Rank:
         self.free()
         count = len(self.trace.equations)
         names = [one.op.name for one in self.trace.equations]
-        modules = [one.source.module if one.source else "" for one in self.trace.equations]
+        modules, equations = _modules(self.trace), self.trace.equations
         for at, run in self.inside.items():
             self.dying[at] = self.own_of(at, run)
         scratch = [
-            Buffer(
-                at,
-                at,
-                self.peak_of(at) - self.counted(at),
-                "scratch",
-                names[at],
-                modules[at],
-                self.trace.equations[at].source,
-                0,
-                -1,
-            )
+            scratch_at(at, self.peak_of(at) - self.counted(at), equations[at], modules[at], 0)
             for at in self.inside
         ]
         coarse = Memory(name, (*self.buffers, *scratch), tuple(names), tuple(modules))
@@ -397,29 +390,18 @@ class _Rank:
 
         Its peak may be less, so that the rest is negative.
         """
-        made = {
-            self.storage[var.index]
-            for var in self.trace.equations[at].outputs
-            if var.index in self.storage
-        }
-        new = {place for place in made if self.buffers[place].born == at}
+        new = {place for place in self.results_of(at) if self.buffers[place].born == at}
         return sum(self.buffers[place].num_bytes for place in {*new, *self.dying[at]})
+
+    def results_of(self, at: int) -> set[int]:
+        """The buffers that the results of an equation lie in."""
+        results = self.trace.equations[at].outputs
+        return {self.storage[var.index] for var in results if var.index in self.storage}
 
     def peak_of(self, at: int) -> int:
         """The most bytes that live in a part, of its own buffers and those that die in it."""
-        return max(self.lives(at), default=0)
-
-    def lives(self, at: int) -> list[int]:
-        run = self.inside[at]
-        change = [0] * (len(run.trace.equations) + 2)
-        for buffer in self.of_part(at):
-            change[buffer.born] += buffer.num_bytes
-            change[min(buffer.dies, len(run.trace.equations)) + 1] -= buffer.num_bytes
-        found, total = list[int](), 0
-        for difference in change[: len(run.trace.equations)]:
-            total += difference
-            found.append(total)
-        return found
+        count = len(self.inside[at].trace.equations)
+        return max(live_of(self.of_part(at), count), default=0)
 
     def of_part(self, at: int) -> Iterator[Buffer]:
         """The buffers that live in a part alone or die in it, by its equations; its results too."""
@@ -431,11 +413,7 @@ class _Rank:
         """The memory with the equations of a part in its place."""
         run = self.inside[at]
         more = len(run.trace.equations) - 1
-        results = {
-            self.storage[var.index]
-            for var in self.trace.equations[at].outputs
-            if var.index in self.storage
-        }
+        results = self.results_of(at)
         own = {
             id(self.buffers[place])
             for place in {*results, *self.dying[at]}

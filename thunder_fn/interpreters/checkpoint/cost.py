@@ -5,6 +5,8 @@ PyTorch's own formulas.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -38,6 +40,17 @@ def bytes_of(type: Type) -> int:
     for dim in type.shape:
         count *= dim if isinstance(dim, int) else 1
     return count * type.dtype.itemsize
+
+
+def live_bytes(spans: Iterable[tuple[int, int, int]], count: int) -> list[int]:
+    """The bytes that live at each of so many places. A span is the first place where some live, the
+    last one, and how many they are.
+    """
+    change = [0] * (count + 1)
+    for first, last, size in spans:
+        change[first] += size
+        change[min(last, count - 1) + 1] -= size
+    return [*accumulate(change[:count])]
 
 
 def cost_of(equation: Equation) -> int:

@@ -11,7 +11,7 @@ from thunder_fn.derived.activity import activity
 from thunder_fn.distributed.ranks import WAIT
 from thunder_fn.distributed.schedule import reordered
 from thunder_fn.errors import RewriteError
-from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of
+from thunder_fn.interpreters.checkpoint.cost import bytes_of, cost_of, live_bytes
 from thunder_fn.interpreters.grad import forward_backward
 from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
@@ -294,12 +294,12 @@ def _unfolded_by_cost(trace: Trace, count: int) -> Trace:
 def _crossing_bytes(trace: Trace) -> list[int]:
     """For each place, the bytes that are made before it and read from it on."""
     last = last_uses(trace)
-    change = [0] * (len(trace.equations) + 2)
-    for at, equation in enumerate(trace.equations):
-        for var in equation.outputs:
-            change[at + 1] += bytes_of(var.type)
-            change[max(last[var.index], at) + 1] -= bytes_of(var.type)
-    return [*accumulate(change)]
+    spans = (
+        (at + 1, max(last[var.index], at), bytes_of(var.type))
+        for at, equation in enumerate(trace.equations)
+        for var in equation.outputs
+    )
+    return live_bytes(spans, len(trace.equations) + 2)
 
 
 # ---- cutting ----
