@@ -11,6 +11,7 @@ kernels in Triton's interpreter. README says what has run on a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,15 @@ EXECUTOR = OperatorExecutor("triton", numerics="reassociating")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _on_gpu(x: torch.Tensor) -> bool:
-    return kernels.AVAILABLE and x.is_cuda
+def _operator(name: str, like: Callable[..., Any], kernel: Callable[..., Any], first: int) -> Any:
+    """An operator that runs a kernel where argument number `first` is on a GPU, and what it means
+    elsewhere.
+    """
+
+    def run(*args: Any) -> Any:
+        return (kernel if kernels.AVAILABLE and args[first].is_cuda else like)(*args)
+
+    return EXECUTOR.register_operator(f"triton_{name}", like=like, fn=run)
 
 
 # ---- cross entropy ----
@@ -51,23 +59,9 @@ def cross_entropy_backward_like(
     return (((logits.float() - lse[:, None]).exp() - one_hot) * scale).to(logits.dtype)
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> Any:
-    run = kernels.cross_entropy_forward if _on_gpu(logits) else cross_entropy_like
-    return run(logits, labels, ignored)
-
-
-def _cross_entropy_backward(
-    grad: Any, logits: torch.Tensor, labels: Any, lse: Any, ignored: int
-) -> Any:
-    run = kernels.cross_entropy_backward if _on_gpu(logits) else cross_entropy_backward_like
-    return run(grad, logits, labels, lse, ignored)
-
-
-cross_entropy = EXECUTOR.register_operator(
-    "triton_cross_entropy", like=cross_entropy_like, fn=_cross_entropy
-)
-cross_entropy_backward = EXECUTOR.register_operator(
-    "triton_cross_entropy_backward", like=cross_entropy_backward_like, fn=_cross_entropy_backward
+cross_entropy = _operator("cross_entropy", cross_entropy_like, kernels.cross_entropy_forward, 0)
+cross_entropy_backward = _operator(
+    "cross_entropy_backward", cross_entropy_backward_like, kernels.cross_entropy_backward, 1
 )
 
 
@@ -147,19 +141,9 @@ def rms_norm_backward_like(
     return ((scaled - wide * ((scaled * wide).mean(1, keepdim=True) * r * r)) * r).to(x.dtype)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
-    return (kernels.rms_norm_forward if _on_gpu(x) else rms_norm_like)(x, weight, eps)
-
-
-def _rms_norm_backward(grad: Any, x: torch.Tensor, weight: Any, rstd: Any) -> Any:
-    return (kernels.rms_norm_backward if _on_gpu(x) else rms_norm_backward_like)(
-        grad, x, weight, rstd
-    )
-
-
-rms_norm = EXECUTOR.register_operator("triton_rms_norm", like=rms_norm_like, fn=_rms_norm)
-rms_norm_backward = EXECUTOR.register_operator(
-    "triton_rms_norm_backward", like=rms_norm_backward_like, fn=_rms_norm_backward
+rms_norm = _operator("rms_norm", rms_norm_like, kernels.rms_norm_forward, 0)
+rms_norm_backward = _operator(
+    "rms_norm_backward", rms_norm_backward_like, kernels.rms_norm_backward, 1
 )
 
 
@@ -216,15 +200,12 @@ def _register_attention(name: str, first: int) -> None:
     def like(*args: Any) -> Any:
         return op(*args)
 
-    def run(*args: Any) -> Any:
-        return (kernel if _on_gpu(args[first]) else op)(*args)
-
     def takes(*args: Any) -> bool:
         query, value = args[first], args[first + 2]
         largest = max(query.shape[-1], value.shape[-1])
         return query.dtype in FLOATS and largest <= attention.LARGEST
 
-    operator = EXECUTOR.register_operator(f"triton_{name}", like=like, fn=run)
+    operator = _operator(name, like, kernel, first)
     EXECUTOR.register_implementation(op, operator, checker=takes)
 
 
