@@ -372,7 +372,7 @@ def _cut(
 
 
 def _sum(builder: TraceBuilder, a: Any, b: Any) -> Any:
-    return builder.add(ops.leaf(ops.aten.add.Tensor), (a, b), (a.type,))[0]
+    return ops.emit(builder, ops.aten.add.Tensor, (a, b), a.type)
 
 
 @remembered_in_context(4096)

@@ -164,8 +164,7 @@ def _in_float32(
     """An equation on numbers of 16 bits, computed in float32."""
 
     def cast(atom: Atom, type: Any, dtype: torch.dtype) -> Atom:
-        to = (("dtype", Literal(dtype)),)
-        return builder.add(TO_COPY, (atom,), (replace(type, dtype=dtype),), kwargs=to)[0]
+        return ops.emit(builder, TO_COPY, (atom,), replace(type, dtype=dtype), dtype=dtype)
 
     wide = [
         cast(atom, atom.type, torch.float32)

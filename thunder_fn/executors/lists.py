@@ -335,10 +335,5 @@ def _converted(builder: TraceBuilder, value: Var, like: Any) -> Var:
     )
     if known is not None:
         return known
-    (result,) = builder.add(
-        TO_COPY,
-        (value,),
-        (replace(own, dtype=like.dtype),),
-        kwargs=(("dtype", Literal(like.dtype)),),
-    )
-    return result
+    type = replace(own, dtype=like.dtype)
+    return ops.emit(builder, TO_COPY, (value,), type, dtype=like.dtype)

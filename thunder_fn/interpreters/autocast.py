@@ -43,7 +43,6 @@ from thunder_fn.ir.rules import FREE_TYPES
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
-    Literal,
     TensorType,
     Trace,
     TraceBuilder,
@@ -309,4 +308,4 @@ def cast(builder: TraceBuilder, atom: Atom, dtype: torch.dtype) -> Atom:
     ):
         return atom
     type = TensorType(dtype, atom.type.shape, atom.type.device)
-    return builder.add(TO_COPY, (atom,), (type,), kwargs=(("dtype", Literal(dtype)),))[0]
+    return ops.emit(builder, TO_COPY, (atom,), type, dtype=dtype)

@@ -136,8 +136,8 @@ def first_code(builder: TraceBuilder, code: Atom, later: Atom) -> Atom:
     """Return the first code unless it is 0, and the later one then."""
     type = _tensor(code)
     is_set = replace(type, dtype=torch.bool)
-    (flag,) = builder.add(ops.leaf(aten.ne.Scalar), (code, Literal(0)), (is_set,))
-    return builder.add(ops.leaf(aten.where.self), (flag, code, later), (type,))[0]
+    flag = ops.emit(builder, aten.ne.Scalar, (code, 0), is_set)
+    return ops.emit(builder, aten.where.self, (flag, code, later), type)
 
 
 def carrying_code(body: Trace, place: int, position: int) -> Trace:
@@ -257,17 +257,16 @@ class _Row:
         for place in places_of(equation):
             atom = inside[place.operand]
             low: Dim = place.size * -1 if place.wraps else 0  # type: ignore[assignment]
-            below = self._add(aten.lt.Scalar, (atom, Literal(low)))
-            above = self._add(aten.ge.Scalar, (atom, Literal(place.size)))
+            below = self._add(aten.lt.Scalar, (atom, low))
+            above = self._add(aten.ge.Scalar, (atom, place.size))
             outside = self._add(aten.logical_or.default, (below, above))
             if place.besides is not None:
-                other = self._add(aten.ne.Scalar, (atom, Literal(place.besides)))
+                other = self._add(aten.ne.Scalar, (atom, place.besides))
                 outside = self._add(aten.logical_and.default, (outside, other))
             text = f"{equation.op.name} takes a place outside of {place.of}"
             self._fails(outside, Check("bounds", text, equation.source))
-            (inside[place.operand],) = self.builder.add(
-                ops.leaf(aten.masked_fill.Scalar), (atom, outside, Literal(0)), (_tensor(atom),)
-            )
+            filled = (atom, outside, 0), _tensor(atom)
+            inside[place.operand] = ops.emit(self.builder, aten.masked_fill.Scalar, *filled)
         return tuple(inside[var] for var in equation.operands)
 
     def _without_nan(
@@ -283,18 +282,14 @@ class _Row:
         """Record a check that fails if any of the flags is set."""
         type = replace(self.checking.type, dtype=torch.bool)
         own = replace(_tensor(flags), shape=())
-        (flag,) = self.builder.add(ops.leaf(aten.any.default), (flags,), (own,))
+        flag = ops.emit(self.builder, aten.any.default, (flags,), own)
         if own != type:
-            device = (("device", Literal(type.device)),)
-            (flag,) = self.builder.add(
-                ops.leaf(aten._to_copy.default), (flag,), (type,), kwargs=device
-            )
+            flag = ops.emit(self.builder, aten._to_copy.default, (flag,), type, device=type.device)
         self.found.append((flag, check))
 
     def _add(self, op: Any, args: tuple[Any, ...]) -> Var:
         """Append an op that compares, of the first argument's sizes."""
-        type = replace(args[0].type, dtype=torch.bool)
-        return self.builder.add(ops.leaf(op), args, (type,))[0]
+        return ops.emit(self.builder, op, args, replace(args[0].type, dtype=torch.bool))
 
     # ---- the code ----
 
@@ -308,12 +303,11 @@ class _Row:
         if len(parts) > 1:
             codes = self._new(aten.cat.default, (tuple(parts),), count)
         if count > 1:
-            is_set = self._add(aten.ne.Scalar, (codes, Literal(0)))
-            dtype = (("dtype", Literal(torch.int64)),)
-            numbers = self._new(aten._to_copy.default, (is_set,), count, dtype)
-            place = self._new(aten.argmax.default, (numbers, Literal(0), Literal(True)), 1)
-            codes = self._new(aten.index_select.default, (codes, Literal(0), place), 1)
-        return self._new(aten.select.int, (codes, Literal(0), Literal(0)))
+            is_set = self._add(aten.ne.Scalar, (codes, 0))
+            numbers = self._new(aten._to_copy.default, (is_set,), count, dtype=torch.int64)
+            place = self._new(aten.argmax.default, (numbers, 0, True), 1)
+            codes = self._new(aten.index_select.default, (codes, 0, place), 1)
+        return self._new(aten.select.int, (codes, 0, 0))
 
     def _codes(self, run: Sequence[tuple[Atom, Check | None]]) -> Atom:
         """The codes of neighbours that are all flags, which are numbered here, or all codes."""
@@ -324,20 +318,16 @@ class _Row:
         first = len(self.checking.checks) + 1
         self.checking.checks.extend(check for check in checks if check is not None)
         like = replace(self.checking.type, shape=(count,))
-        (flags,) = self.builder.add(
-            ops.leaf(aten.stack.default), (atoms,), (replace(like, dtype=torch.bool),)
-        )
-        kwargs = (("dtype", Literal(like.dtype)), ("device", Literal(like.device)))
-        bounds = Literal(first), Literal(first + count)
-        numbers = self._new(aten.arange.start, bounds, count, kwargs)
+        are_bools = replace(like, dtype=torch.bool)
+        flags = ops.emit(self.builder, aten.stack.default, (atoms,), are_bools)
+        kind = {"dtype": like.dtype, "device": like.device}
+        numbers = self._new(aten.arange.start, (first, first + count), count, **kind)
         return self._new(aten.mul.Tensor, (flags, numbers), count)
 
-    def _new(
-        self, op: Any, args: tuple[Any, ...], count: int | None = None, kwargs: Any = ()
-    ) -> Var:
+    def _new(self, op: Any, args: tuple[Any, ...], count: int | None = None, **kwargs: Any) -> Var:
         """Append an op whose result is a code, or so many."""
         type = replace(self.checking.type, shape=() if count is None else (count,))
-        return self.builder.add(ops.leaf(op), args, (type,), kwargs=kwargs)[0]
+        return ops.emit(self.builder, op, args, type, **kwargs)
 
 
 def _by_outputs(equation: Equation) -> Rule | None:

@@ -23,7 +23,7 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import VJP, Mask, Split, chosen, numbered
 from thunder_fn.ir.splitting import late_half, split
-from thunder_fn.ir.trace import Atom, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.trace import Atom, Equation, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 
 aten = ops.aten
@@ -239,8 +239,7 @@ def _seeded(step: _Step, cotangents: dict[int, Atom]) -> Mask:
 
 def add(builder: TraceBuilder, a: Atom, b: Atom) -> Var:
     """The sum of two cotangents."""
-    (result,) = builder.add(ops.leaf(aten.add.Tensor), (a, b), (type_of_cotangent(a),))
-    return result
+    return ops.emit(builder, aten.add.Tensor, (a, b), type_of_cotangent(a))
 
 
 def zeros(builder: TraceBuilder, type: TensorType) -> Var:
@@ -255,12 +254,8 @@ def ones(builder: TraceBuilder, type: TensorType) -> Var:
 
 def full(builder: TraceBuilder, type: TensorType, value: float) -> Var:
     """A tensor that holds one number everywhere."""
-    kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
-    shape = tuple(Literal(size) for size in type.shape)
-    (result,) = builder.add(
-        ops.leaf(aten.full.default), (shape, Literal(value)), (type,), kwargs=kwargs
-    )
-    return result
+    kind = {"dtype": type.dtype, "device": type.device}
+    return ops.emit(builder, aten.full.default, (type.shape, value), type, **kind)
 
 
 @memo(1024)

@@ -21,7 +21,7 @@ from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import VMAP, Mask
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.trace import Atom, Dim, Equation, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
@@ -128,9 +128,7 @@ def expand(builder: TraceBuilder, value: Atom, size: Dim) -> Var:
     """The value repeated along a new leading batch dim."""
     assert isinstance(value, Var) and isinstance(value.type, TensorType), "only tensors are batched"
     type = TensorType(value.type.dtype, (size, *value.type.shape), value.type.device)
-    shape = tuple(Literal(dim) for dim in type.shape)
-    (result,) = builder.add(ops.leaf(ops.aten.expand.default), (value, shape), (type,))
-    return result
+    return ops.emit(builder, ops.aten.expand.default, (value, type.shape), type)
 
 
 def expand_missing(
@@ -158,8 +156,7 @@ def move_dim(builder: TraceBuilder, value: Atom, source: int, destination: int) 
     shape = list(value.type.shape)
     shape.insert(destination, shape.pop(source))
     type = TensorType(value.type.dtype, tuple(shape), value.type.device)
-    (moved,) = builder.add(MOVEDIM, (value, Literal(source), Literal(destination)), (type,))
-    return moved
+    return ops.emit(builder, MOVEDIM, (value, source, destination), type)
 
 
 @memo(1024)

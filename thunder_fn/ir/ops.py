@@ -7,6 +7,7 @@ PyTorch knows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
 from thunder_fn.ir.memos import kept_of_ops, memo
-from thunder_fn.ir.trace import Arg, Literal, Op, Trace
+from thunder_fn.ir.trace import Arg, Literal, Op, Trace, TraceBuilder, Type, Var, as_arg
 from thunder_fn.torch_internals import OpOverload, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
 
@@ -48,6 +49,15 @@ DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 def leaf(overload: OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))
+
+
+def emit(
+    builder: TraceBuilder, op: OpOverload | Op, args: Iterable[Any], type: Type, **options: Any
+) -> Var:
+    """Append a leaf with one result of a type. Values that are no variables become literals."""
+    kwargs = tuple([(key, as_arg(value)) for key, value in options.items()])
+    known = op if isinstance(op, Op) else leaf(op)
+    return builder.add(known, tuple(map(as_arg, args)), (type,), kwargs=kwargs)[0]
 
 
 @kept_of_ops()

@@ -481,6 +481,13 @@ def map_arg(f: Callable[[Var], Any], arg: Any) -> Any:
     return arg
 
 
+def as_arg(value: Any) -> Arg:
+    """A Python value as an argument: what is no variable becomes a literal, a list a tuple."""
+    if isinstance(value, (Var, Literal)):
+        return value
+    return tuple(map(as_arg, value)) if isinstance(value, (list, tuple)) else Literal(as_dim(value))
+
+
 class Call(Protocol):
     """The interface of an equation and of its record: it has arguments."""
 

@@ -217,7 +217,7 @@ def resized(builder: TraceBuilder, value: Var, type: Type, name: str) -> Var:
             relation = equality(known, size)
             what = Literal(f"{name}: {relation} does not hold")
             builder.add(ops.ASSERT, (Literal(relation), what), ())
-    return builder.add(ops.RESHAPE, (value, tuple(map(Literal, type.shape))), (type,))[0]
+    return ops.emit(builder, ops.RESHAPE, (value, type.shape), type)
 
 
 def unfolded(trace: Trace, is_open: Callable[[Equation], bool]) -> Trace:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +39,6 @@ from thunder_fn.ir.trace import (
     Literal,
     Op,
     Source,
-    TensorType,
     Trace,
     TraceBuilder,
     Type,
@@ -180,19 +180,19 @@ def as_while(equation: Equation) -> Trace:
     condition, inputs = _inputs("steps_left", types)
     last = inputs[0]
     if tensor_type(index.type).shape:
-        (last,) = condition.add(ops.leaf(aten.amax.default), (last,), (COUNT,))
-    left = condition.add(ops.leaf(aten.lt.Tensor), (inputs[len(types[0])], last), (BOOL,))
+        last = ops.emit(condition, aten.amax.default, (last,), COUNT)
+    left = ops.emit(condition, aten.lt.Tensor, (inputs[len(types[0])], last), BOOL)
     step, inputs = _inputs(body.name, types)
     count, own = inputs[len(types[0])], inputs[len(types[0]) + 1 :]
     results = inline_into(step, body, (*inputs[1 : len(types[0])], *own))
     if tensor_type(index.type).shape:
-        mask = TensorType(torch.bool, tensor_type(index.type).shape, tensor_type(index.type).device)
-        (goes_on,) = step.add(ops.leaf(aten.lt.Tensor), (count, inputs[0]), (mask,))
+        mask = replace(tensor_type(index.type), dtype=torch.bool)
+        goes_on = ops.emit(step, aten.lt.Tensor, (count, inputs[0]), mask)
         results = tuple(
             where(step, goes_on, new, old) for new, old in zip(results, own, strict=True)
         )
-    (next_count,) = step.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
-    bodies = (condition.build(left), step.build((next_count, *results)))
+    next_count = ops.emit(step, aten.add.Scalar, (count, 1), COUNT)
+    bodies = (condition.build((left,)), step.build((next_count, *results)))
     return builder.build(add_while(builder, bodies, *values, None, equation.source)[1:])
 
 

@@ -272,17 +272,11 @@ def _taken(builder: TraceBuilder, equation: Equation, choice: Var, size: Dim) ->
         choice.type.device if isinstance(choice.type, TensorType) else torch.device("cpu"),
     )
     if equation.op == COND:
-        (true,) = builder.add(ops.leaf(aten.ne.Scalar), (choice, Literal(0)), (mask,))
-        (false,) = builder.add(ops.leaf(aten.logical_not.default), (true,), (mask,))
-        return [true, false]
+        true = ops.emit(builder, aten.ne.Scalar, (choice, 0), mask)
+        return [true, ops.emit(builder, aten.logical_not.default, (true,), mask)]
     last = len(equation.bodies) - 1
-    (clamped,) = builder.add(
-        ops.leaf(aten.clamp.default), (choice, Literal(0), Literal(last)), (choice.type,)
-    )
-    return [
-        builder.add(ops.leaf(aten.eq.Scalar), (clamped, Literal(i)), (mask,))[0]
-        for i in range(last + 1)
-    ]
+    clamped = ops.emit(builder, aten.clamp.default, (choice, 0, last), choice.type)
+    return [ops.emit(builder, aten.eq.Scalar, (clamped, i), mask) for i in range(last + 1)]
 
 
 def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> Var:
@@ -294,12 +288,10 @@ def where(builder: TraceBuilder, mask: Var, value: Atom, other: Atom | None) -> 
     )
     shape = (*mask.type.shape, *(1 for _ in value.type.shape[1:]))
     wide = TensorType(torch.bool, shape, mask.type.device)
-    literal = tuple(Literal(dim) for dim in shape)
-    (reshaped,) = builder.add(ops.leaf(aten.reshape.default), (mask, literal), (wide,))
+    reshaped = ops.emit(builder, aten.reshape.default, (mask, shape), wide)
     if other is None:
         other = zeros(builder, TensorType(value.type.dtype, (), value.type.device))
-    (result,) = builder.add(ops.leaf(aten.where.self), (reshaped, value, other), (value.type,))
-    return result
+    return ops.emit(builder, aten.where.self, (reshaped, value, other), value.type)
 
 
 # ---- simplify ----

@@ -22,7 +22,6 @@ from thunder_fn.ir.trace import (
     Atom,
     Dim,
     Equation,
-    Literal,
     TensorType,
     Trace,
     TraceBuilder,
@@ -256,7 +255,7 @@ def _summed(builder: TraceBuilder, value: Atom) -> Var:
     if not isinstance(value, Var) or not isinstance(value.type, TensorType):
         raise InvalidTrace("only tensors are batched")
     type = TensorType(value.type.dtype, value.type.shape[1:], value.type.device)
-    return builder.add(ops.leaf(torch.ops.aten.sum.dim_IntList), (value, (Literal(0),)), (type,))[0]
+    return ops.emit(builder, torch.ops.aten.sum.dim_IntList, (value, (0,)), type)
 
 
 # ---- calls ----

@@ -177,7 +177,7 @@ def _stacked(builder: TraceBuilder, column: Sequence[Atom]) -> Atom:
         "results are tensors"
     )
     type = batched_type(first.type, len(column))
-    return builder.add(ops.leaf(ops.aten.stack.default), (tuple(column),), (type,))[0]
+    return ops.emit(builder, ops.aten.stack.default, (column,), type)
 
 
 DCE.enter(keep_all, "opaque")

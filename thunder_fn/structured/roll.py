@@ -237,7 +237,9 @@ def _add_rolled(builder: TraceBuilder, env: dict[int, Atom], trace: Trace, run: 
             xs.append(env[known[0].index])
         else:
             parts = tuple(env[step.operands[p].index] for step in order)
-            xs += builder.add(STACK, (parts,), (stacked(steps[0].operands[p].type, length),))
+            xs.append(
+                ops.emit(builder, STACK, (parts,), stacked(steps[0].operands[p].type, length))
+            )
     consts = tuple(env[steps[0].operands[p].index] for p in columns.fixed)
     carry = tuple(env[steps[0].operands[p].index] for p, _ in columns.carried)
     loop = Loop(len(consts), len(carry), length, reverse)
@@ -348,7 +350,7 @@ def add_steps(
     stacks: list[Atom] = []
     for column, var in zip(columns, equation.outputs[loop.num_carry :], strict=True):
         ordered = tuple(column[::-1] if loop.reverse else column)
-        (stack,) = _stack(builder, ordered, tensor_type(var.type))
+        stack = _stack(builder, ordered, tensor_type(var.type))
         parts[stack.index] = ordered
         stacks.append(stack)
     return (*carry, *stacks)
@@ -359,15 +361,14 @@ def _slice(builder: TraceBuilder, x: Atom, place: int, parts: dict[int, tuple[At
     known = parts.get(x.index)
     if known is not None:
         return known[place]
-    return builder.add(SELECT, (x, Literal(0), Literal(place)), (slice_of(x.type),))[0]
+    return ops.emit(builder, SELECT, (x, 0, place), slice_of(x.type))
 
 
-def _stack(builder: TraceBuilder, column: tuple[Atom, ...], type: TensorType) -> tuple[Var, ...]:
+def _stack(builder: TraceBuilder, column: tuple[Atom, ...], type: TensorType) -> Var:
     if column:
-        return builder.add(STACK, (column,), (type,))
-    shape = tuple(Literal(size) for size in type.shape)
-    kwargs = (("dtype", Literal(type.dtype)), ("device", Literal(type.device)))
-    return builder.add(ops.leaf(aten.empty.memory_format), (shape,), (type,), kwargs=kwargs)
+        return ops.emit(builder, STACK, (column,), type)
+    kind = {"dtype": type.dtype, "device": type.device}
+    return ops.emit(builder, aten.empty.memory_format, (type.shape,), type, **kind)
 
 
 def in_blocks(equation: Equation) -> Trace:
@@ -407,7 +408,7 @@ def in_blocks(equation: Equation) -> Trace:
         pairs = [(b, a) if loop.reverse else (a, b) for a, b in zip(ys, more, strict=True)]
         types = [tensor_type(var.type) for var in equation.outputs[loop.num_carry :]]
         ys = [
-            builder.add(ops.leaf(aten.cat.default), (pair,), (t,))[0]
+            ops.emit(builder, aten.cat.default, (pair,), t)
             for pair, t in zip(pairs, types, strict=True)
         ]
     return builder.build((*carry, *ys))
@@ -438,28 +439,18 @@ def _block(equation: Equation, loop: Loop, count: int) -> Trace:
 def _cut(builder: TraceBuilder, x: Atom, start: int, stop: int) -> Var:
     assert isinstance(x, Var), "only tensors are sliced"
     type = stacked(slice_of(x.type), stop - start)
-    return builder.add(
-        ops.leaf(aten.slice.Tensor), (x, Literal(0), Literal(start), Literal(stop)), (type,)
-    )[0]
+    return ops.emit(builder, aten.slice.Tensor, (x, 0, start, stop), type)
 
 
 def _reshaped(builder: TraceBuilder, x: Var, sizes: tuple[int, int]) -> Var:
     type = tensor_type(x.type)
     new = TensorType(type.dtype, (*sizes, *type.shape[1:]), type.device)
-    return builder.add(ops.leaf(aten.reshape.default), (x, tuple(map(Literal, new.shape))), (new,))[
-        0
-    ]
+    return ops.emit(builder, aten.reshape.default, (x, new.shape), new)
 
 
 def _flattened(builder: TraceBuilder, y: Var) -> Var:
-    return builder.add(
-        ops.leaf(aten.flatten.using_ints),
-        (y, Literal(0), Literal(1)),
-        (_joined(tensor_type(y.type)),),
-    )[0]
-
-
-def _joined(type: TensorType) -> TensorType:
+    type = tensor_type(y.type)
     first, second, *rest = type.shape
     assert isinstance(first, int) and isinstance(second, int), "the length of a scan is a number"
-    return TensorType(type.dtype, (first * second, *rest), type.device)
+    flat = TensorType(type.dtype, (first * second, *rest), type.device)
+    return ops.emit(builder, aten.flatten.using_ints, (y, 0, 1), flat)

@@ -33,7 +33,7 @@ from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
 from thunder_fn.ir.pairs import COUNTS
 from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, INVARIANT, VJP, VMAP, Mask, union
-from thunder_fn.ir.trace import Atom, Dim, Equation, Literal, TensorType, Trace, TraceBuilder, Var
+from thunder_fn.ir.trace import Atom, Dim, Equation, TensorType, Trace, TraceBuilder, Var
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.structured.carry_at import histories
 from thunder_fn.structured.cond import where
@@ -198,9 +198,7 @@ def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Tr
     inputs = (*const_types, masks, *carry_types, *carry_types)
     outer = TraceBuilder("any_alive")
     mask = outer.take(inputs)[num_consts]
-    some = outer.add(
-        ops.leaf(aten.any.default), (mask,), (TensorType(torch.bool, (), masks.device),)
-    )
+    some = ops.emit(outer, aten.any.default, (mask,), replace(masks, shape=()))
     inner = TraceBuilder(new.name)
     values = inner.take(inputs)
     consts, mask, both = values[:num_consts], values[num_consts], values[num_consts + 1 :]
@@ -209,8 +207,8 @@ def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Tr
     results = inline_into(inner, new, (*consts, *used))
     kept = [where(inner, mask, value, old) for value, old in zip(results, carry, strict=True)]
     (more,) = inline_into(inner, alive, (*consts, *kept))
-    (still,) = inner.add(ops.leaf(aten.logical_and.default), (mask, more), (masks,))
-    return outer.build(some), inner.build((still, *kept, *used))
+    still = ops.emit(inner, aten.logical_and.default, (mask, more), masks)
+    return outer.build((some,)), inner.build((still, *kept, *used))
 
 
 def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
@@ -220,15 +218,11 @@ def _of_some_alive(builder: TraceBuilder, alive: Var, value: Atom) -> Atom:
     if size == 0:
         return value
     one = TensorType(torch.int64, (1,), tensor_type(alive.type).device)
-    dtype = (("dtype", Literal(torch.int64)),)
-    (numbers,) = builder.add(
-        ops.leaf(aten._to_copy.default), (alive,), (replace(one, shape=(size,)),), kwargs=dtype
-    )
-    (index,) = builder.add(
-        ops.leaf(aten.argmax.default), (numbers, Literal(0), Literal(True)), (one,)
-    )
+    all_of_them, dtype = replace(one, shape=(size,)), torch.int64
+    numbers = ops.emit(builder, aten._to_copy.default, (alive,), all_of_them, dtype=dtype)
+    index = ops.emit(builder, aten.argmax.default, (numbers, 0, True), one)
     type = replace(tensor_type(value.type), shape=(1, *shape))
-    (other,) = builder.add(ops.leaf(aten.index_select.default), (value, Literal(0), index), (type,))
+    other = ops.emit(builder, aten.index_select.default, (value, 0, index), type)
     return where(builder, alive, value, other)
 
 
@@ -259,7 +253,7 @@ def while_check_errors_rule(
     if holds is not None:
         code = first_code(runs, code, inline_into(runs, holds, given)[-1])
     *values, own = inline_into(runs, new, given)
-    (count,) = runs.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
+    count = ops.emit(runs, aten.add.Scalar, (count, 1), COUNT)
     bodies = asks.build(asked), runs.build((*values, first_code(runs, code, own), count))
     start = (*carry, zeros(builder, code_type), zeros(builder, COUNT))
     results = add_while(builder, bodies, consts, start, loop.max_steps, equation.source)
@@ -267,9 +261,8 @@ def while_check_errors_rule(
     if holds is not None:
         later = inline_into(builder, holds, (*consts, *results))[-1]
         if loop.max_steps is not None:
-            limit = Literal(loop.max_steps)
-            (is_asked,) = builder.add(ops.leaf(aten.lt.Scalar), (count, limit), (BOOL,))
-            (later,) = builder.add(ops.leaf(aten.mul.Tensor), (later, is_asked), (code_type,))
+            is_asked = ops.emit(builder, aten.lt.Scalar, (count, loop.max_steps), BOOL)
+            later = ops.emit(builder, aten.mul.Tensor, (later, is_asked), code_type)
         code = first_code(builder, code, later)
     return results, code
 

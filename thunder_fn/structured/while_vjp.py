@@ -23,7 +23,6 @@ from thunder_fn.ir.rules import Mask, Residual, Split, chosen, numbered
 from thunder_fn.ir.trace import (
     Atom,
     Equation,
-    Literal,
     Trace,
     TraceBuilder,
     Type,
@@ -93,7 +92,7 @@ def _asked_while_alive(
         bodies = (condition, never.build((full(never, BOOL, False),)))
         return builder.add(COND, (alive, *operands), (BOOL,), bodies=bodies)[0]
     (more,) = inline_into(builder, condition, operands)
-    return builder.add(ops.leaf(aten.logical_and.default), (alive, more), (BOOL,))[0]
+    return ops.emit(builder, aten.logical_and.default, (alive, more), BOOL)
 
 
 # ---- unbounded ----
@@ -205,7 +204,7 @@ def _counting_bodies(equation: Equation, loop: While) -> tuple[Trace, Trace]:
         for builder, trace, own in zip((condition, body), equation.bodies, inputs, strict=True)
     )
     count = inputs[1][len(consts)]
-    (next_count,) = body.add(ops.leaf(aten.add.Scalar), (count, Literal(1)), (COUNT,))
+    next_count = ops.emit(body, aten.add.Scalar, (count, 1), COUNT)
     return condition.build(more), body.build((next_count, *results))
 
 
@@ -224,13 +223,13 @@ def _backward_bodies(equation: Equation, loop: While, step: _Step) -> tuple[Trac
     carried = (COUNT, *(carry[i] for i in step.live), *(consts[i] for i in step.summed))
     condition = TraceBuilder("steps_left")
     inputs = condition.take((*types, *carried))
-    (more,) = condition.add(ops.leaf(aten.gt.Scalar), (inputs[len(types)], Literal(0)), (BOOL,))
+    more = ops.emit(condition, aten.gt.Scalar, (inputs[len(types)], 0), BOOL)
     builder = TraceBuilder("step_back")
     operands, left = builder.take(types), builder.input(COUNT)
     cotangents = builder.take(carry[i] for i in step.live)
     sums = builder.take(consts[i] for i in step.summed)
     own_consts, first = loop.parts(operands)
-    (index,) = builder.add(ops.leaf(aten.sub.Scalar), (left, Literal(1)), (COUNT,))
+    index = ops.emit(builder, aten.sub.Scalar, (left, 1), COUNT)
     before = add_carry_at(builder, equation.bodies[1], index, own_consts, first, equation.source)
     arguments = (*own_consts, *before)
     results = inline_into(builder, step.split.forward, arguments)

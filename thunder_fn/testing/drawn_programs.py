@@ -36,6 +36,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     Var,
+    as_arg,
 )
 
 aten = torch.ops.aten
@@ -331,13 +332,6 @@ class Draft:
         """The tensors among these join the environment."""
         self.env.extend(var for var in variables if isinstance(var.type, TensorType))
         return variables
-
-
-def as_arg(value: Any) -> Arg:
-    """A Python value as an argument of an equation."""
-    if isinstance(value, Var):
-        return value
-    return tuple(map(as_arg, value)) if isinstance(value, (tuple, list)) else Literal(value)
 
 
 def elements(type: Type) -> int:

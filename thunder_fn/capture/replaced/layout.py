@@ -24,7 +24,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Arg, Literal, TensorType, Var, as_dim, type_of_value
+from thunder_fn.ir.trace import Literal, TensorType, Var, as_arg, as_dim, type_of_value
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -78,13 +78,7 @@ def _emit(
     kwargs: Any = (),
 ) -> Var:
     type = TensorType(like.dtype, tuple(map(as_dim, shape)), like.device)
-    return recorder.emit(ops.leaf(overload), tuple(map(_arg, args)), (type,), kwargs)[0]
-
-
-def _arg(value: Any) -> Arg:
-    if isinstance(value, (Var, Literal)):
-        return value
-    return tuple(map(_arg, value)) if isinstance(value, (list, tuple)) else Literal(as_dim(value))
+    return recorder.emit(ops.leaf(overload), tuple(map(as_arg, args)), (type,), kwargs)[0]
 
 
 def _clone(recorder: Recorder, var: Var, shape: Any, like: torch.Tensor) -> Var:

@@ -248,8 +248,7 @@ class _Rank:
 
     def divided(self, loss: Atom) -> Atom:
         """A micro-batch's part of the mean loss."""
-        div, count = ops.leaf(aten.div.Tensor), Literal(self.schedule.micro)
-        return self.builder.add(div, (loss, count), (type_of(loss),))[0]
+        return ops.emit(self.builder, aten.div.Tensor, (loss, self.schedule.micro), type_of(loss))
 
     # ---- equations ----
 

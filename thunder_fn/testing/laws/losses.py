@@ -8,8 +8,16 @@ import torch
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result_types
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, Var, subtraces
-from thunder_fn.testing.drawn_programs import as_arg
+from thunder_fn.ir.trace import (
+    Equation,
+    Literal,
+    TensorType,
+    Trace,
+    TraceBuilder,
+    Var,
+    as_arg,
+    subtraces,
+)
 from thunder_fn.testing.laws.comparing import LawBroken, wanted_outputs
 
 aten = torch.ops.aten
