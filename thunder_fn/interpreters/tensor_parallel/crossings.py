@@ -83,37 +83,35 @@ def joined_chunks(chunks: Sequence[torch.Tensor], group: Group) -> torch.Tensor:
     return parts[0].flatten(-3, -2) if len(parts) == 1 else torch.stack(parts, -3).flatten(-4, -2)
 
 
+def _crossing(compute: Crossing, back: Callable[[], Crossing]) -> Crossing:
+    """A function of a tensor and this rank whose gradient is another crossing's value."""
+    function = custom_vjp(compute)
+    function.defvjp(
+        lambda x, rank: (function(x, rank), rank), lambda rank, ct: (back()(ct, rank), None)
+    )
+    return function
+
+
 @kept_of_ops()
 def _collecting(group: Group, dim: int, size: int) -> Crossing:
-    @custom_vjp
     def collect_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         return _gathering(group, dim, size)(x, rank)
 
-    collect_shares.defvjp(
-        lambda x, rank: (collect_shares(x, rank), rank),
-        lambda rank, ct: (_scattering(group, dim, size)(ct, rank), None),
-    )
-    return collect_shares
+    return _crossing(collect_shares, lambda: _scattering(group, dim, size))
 
 
 @kept_of_ops()
 def _scattering(group: Group, dim: int, size: int) -> Crossing:
-    @custom_vjp
     def scatter_sum(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         first = x.movedim(dim, 0).contiguous()
         own = reduce_scattered(first.reshape(-1), group)
         return own.reshape(size // group.size, *first.shape[1:]).movedim(0, dim).contiguous()
 
-    scatter_sum.defvjp(
-        lambda x, rank: (scatter_sum(x, rank), rank),
-        lambda rank, ct: (_collecting(group, dim, size)(ct, rank), None),
-    )
-    return scatter_sum
+    return _crossing(scatter_sum, lambda: _collecting(group, dim, size))
 
 
 @kept_of_ops()
 def _gathering(group: Group, dim: int, size: int) -> Crossing:
-    @custom_vjp
     def gather_shares(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         first = x.movedim(dim, 0).contiguous()
         whole = all_gathered(first.reshape(-1), group).reshape(
@@ -122,24 +120,15 @@ def _gathering(group: Group, dim: int, size: int) -> Crossing:
         # PyTorch's attention on CPUs reads any other last dim wrongly
         return whole[:size].movedim(0, dim).contiguous()
 
-    gather_shares.defvjp(
-        lambda x, rank: (gather_shares(x, rank), rank),
-        lambda rank, ct: (_sharing(group, dim, size)(ct, rank), None),
-    )
-    return gather_shares
+    return _crossing(gather_shares, lambda: _sharing(group, dim, size))
 
 
 @kept_of_ops()
 def _sharing(group: Group, dim: int, size: int) -> Crossing:
     each = math.ceil(size / group.size)
 
-    @custom_vjp
     def take_share(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         x = F.pad(x, (*(0, 0) * (x.dim() - 1 - dim), 0, each * group.size - size))
         return x.unflatten(dim, (group.size, each)).index_select(dim, rank.reshape(1)).squeeze(dim)
 
-    take_share.defvjp(
-        lambda x, rank: (take_share(x, rank), rank),
-        lambda rank, ct: (_gathering(group, dim, size)(ct, rank), None),
-    )
-    return take_share
+    return _crossing(take_share, lambda: _gathering(group, dim, size))
