@@ -305,7 +305,8 @@ class ScopeMode(TorchFunctionMode):
         recorder = self.recorder
         if is_metadata and type(args[0]) is not internals.Tracer and current() is recorder:
             check_type(recorder, args[0])
-            args = (recorder.counterpart(args[0]), *args[1:])
+            if func is not Tensor.__dir__:  # its own attributes, which a tracer does not have
+                args = (recorder.counterpart(args[0]), *args[1:])
         if func is Tensor.__len__ and recorder.lengths is not None:
             _note_length(recorder, args[0])
         if func == _REQUIRES_GRAD and recorder.flags.is_unsaid(args[0]):

@@ -50,6 +50,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     is_overridden,
     met,
+    nbytes_of,
     parts_of,
     seen,
     tracked,
@@ -516,12 +517,12 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
         )
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
-            f"{callable_name(f)} reads {path}, an array of NumPy of {value.nbytes} bytes from"
+            f"{callable_name(f)} reads {path}, an array of {nbytes_of(value)} bytes from"
             " outside, which is too large to be compared in each call (the limit is"
             f" {MAX_ARRAY_BYTES})",
             source=source_of(f),
             fix=(
-                f"Pass `torch.from_numpy({path})` as an argument, or write"
+                f"Pass `torch.as_tensor({path})` as an argument, or write"
                 f" `tfn.constant({path})` if it never changes."
             ),
         )

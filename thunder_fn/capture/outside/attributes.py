@@ -466,6 +466,8 @@ class Attributes(Reached):
         taken as a constant.
         """
         self.fields(value, path)
+        if is_a(value, types.MappingProxyType):
+            self.content(value, path)
         if is_opaque(value):
             self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
 

@@ -730,7 +730,10 @@ class Evaluator(Attributes):
         elif self.is_outside(value):
             path = self.path(value, path)
             self.iterator(value, path, is_used=True)
-            self.content(value, path)
+            if is_a(value, types.SimpleNamespace):  # C compares its attributes
+                self.fields(value, path)
+            else:
+                self.content(value, path)
         elif depth and type(value) in EXACT and len(value) <= LONG:
             for item in parts_in(value):
                 if not is_a(item, PLAIN):

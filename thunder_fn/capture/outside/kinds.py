@@ -25,6 +25,7 @@ from thunder_fn.capture.outside.edges import constant, look
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     CONTAINERS,
     HEAP_TYPE,
     PLAIN,
@@ -322,7 +323,8 @@ def is_shown_by_c(value: Any) -> bool:
 
 def is_opaque(value: Any) -> bool:
     """Test whether an object may change, and has nothing that could be compared."""
-    if is_a(value, (*NO_FIELDS, *CONTAINERS, *VIEWS)) or type(value) is object or is_code(value):
+    is_known = is_a(value, (*NO_FIELDS, *CONTAINERS, *ARRAYS, *VIEWS, types.MappingProxyType))
+    if is_known or type(value) is object or is_code(value):
         return False
     module = type(value).__module__
     if any(base.__module__ == "_ctypes" for base in type(value).__mro__):

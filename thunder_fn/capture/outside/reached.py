@@ -52,9 +52,11 @@ from thunder_fn.capture.outside.reads import (
     PLAIN,
     dict_of,
     fields_of,
+    has_objects,
     is_a,
     length_of,
     met,
+    nbytes_of,
 )
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
@@ -350,6 +352,8 @@ class Reached:
         Args:
             is_part: it is in another container whose content is taken.
         """
+        if is_a(value, types.MappingProxyType):
+            (value,) = gc.get_referents(value)
         if not is_a(value, CONTAINERS):
             self.array(value, path)
         elif type(value) is not dict or "__builtins__" not in value:
@@ -399,14 +403,14 @@ class Reached:
                     self.reach(held, path)
 
     def array(self, value: Any, path: str) -> None:
-        """Compare an array of NumPy by content, if it is small."""
+        """Compare an array of numbers by content, if it is small."""
         if is_a(value, ARRAYS):
             self.outside.setdefault(id(value), (value, path))
-            if value.dtype.hasobject:
+            if has_objects(value):
                 for item in value.flat:
                     self.reach(item, path)
                     self.content(item, path)
-            if value.nbytes <= MAX_ARRAY_BYTES:
+            if nbytes_of(value) <= MAX_ARRAY_BYTES:
                 place = ("content", id(value), None)
                 self.edges.setdefault(
                     place, Edge("content", value, None, look("content", value, None), path)

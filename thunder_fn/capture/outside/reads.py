@@ -7,6 +7,7 @@ to trace again.
 
 from __future__ import annotations
 
+import array
 import dis
 import enum
 import functools
@@ -86,7 +87,9 @@ _FUNCTIONS = (
     types.MethodType,
     types.ModuleType,
 )
-ARRAYS = (numpy.ndarray, numpy.generic)
+BUFFERS = (bytearray, memoryview, array.array)
+"""Arrays of Python's own, which hold numbers."""
+ARRAYS = (numpy.ndarray, numpy.generic, *BUFFERS)
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 HOLDERS = (list, set, dict, deque)
 """Containers, and classes of the user's that derive from them, to which a function may write."""
@@ -304,17 +307,7 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
             return type(value), tuple((seen(key, rest), seen(item, rest)) for key, item in items)
         return type(value), tuple(seen(item, depth - 1) for item in items)
     if is_a(value, ARRAYS):
-        if value.dtype.hasobject:
-            return type(value), value.shape, tuple(seen(item, depth - 1) for item in value.flat)
-        if is_a(value, numpy.ma.MaskedArray):
-            parts: Any = value.data, numpy.ma.getmaskarray(value)
-            return type(value), tuple(seen(part, depth - 1) for part in parts)
-        return (
-            type(value),
-            value.shape,
-            value.dtype,
-            value.tobytes() if value.nbytes <= 4096 else Same(value),
-        )
+        return _seen_in_array(value, depth)
     fields = fields_of(value)
     if fields is None:
         return Same(value)
@@ -324,6 +317,33 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
         if not holds_tensor(item, depth - 1)
     )
     return Same(value), tuple(found)
+
+
+def _seen_in_array(value: Any, depth: int) -> Any:
+    if has_objects(value):
+        return type(value), value.shape, tuple(seen(item, depth - 1) for item in value.flat)
+    if is_a(value, numpy.ma.MaskedArray):
+        parts: Any = value.data, numpy.ma.getmaskarray(value)
+        return type(value), tuple(seen(part, depth - 1) for part in parts)
+    if nbytes_of(value) > 4096:
+        return type(value), Same(value)
+    if is_a(value, BUFFERS):
+        with memoryview(value) as held:
+            return type(value), held.format, held.shape, held.tobytes()
+    return type(value), value.dtype, value.shape, value.tobytes()
+
+
+def has_objects(value: Any) -> TypeGuard[numpy.ndarray[Any, Any]]:
+    """Test for an array of NumPy whose items are objects of Python."""
+    return not is_a(value, BUFFERS) and value.dtype.hasobject
+
+
+def nbytes_of(value: Any) -> int:
+    """The size of an array in bytes."""
+    if is_a(value, BUFFERS):
+        with memoryview(value) as held:
+            return held.nbytes
+    return int(value.nbytes)
 
 
 def holds_tensor(value: Any, depth: int) -> bool:
