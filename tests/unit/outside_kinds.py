@@ -1160,6 +1160,60 @@ def generator_helper():
     return f, lambda: setattr(d[1], "k", 3.0)
 
 
+class _Carrying(Exception):
+    held: Any
+
+
+def _raise_with(d):
+    error = _Carrying()
+    error.held = d[0]
+    raise error
+
+
+@row
+def generator_that_handles_what_is_thrown_into_it():
+    d = [ns(k=2.0)]
+
+    def g():
+        held = None
+        try:
+            yield
+        except _Carrying as error:
+            held = error.held
+        yield held.k
+
+    def f(x):
+        values = g()
+        next(values)
+        try:
+            _raise_with(d)
+        except _Carrying as error:
+            return x * values.throw(error)
+
+    return f, lambda: setattr(d[0], "k", 3.0)
+
+
+@row
+def context_manager_that_handles_an_exception():
+    d = [ns(k=2.0)]
+
+    @contextlib.contextmanager
+    def handling(found):
+        try:
+            yield
+        except _Carrying as error:
+            held = error.held
+            found.append(held.k)
+
+    def f(x):
+        found = []
+        with handling(found):
+            _raise_with(d)
+        return x * found[0]
+
+    return f, lambda: setattr(d[0], "k", 3.0)
+
+
 @row
 def sorted_attr():
     d = [ns(k=1.0), ns(k=2.0)]

@@ -314,6 +314,7 @@ class _Monitor:
             monitoring.register_callback(self.tool, event, _started)
         for event in (events.PY_RETURN, events.PY_YIELD):
             monitoring.register_callback(self.tool, event, _ended)
+        monitoring.register_callback(self.tool, events.PY_THROW, _thrown)
         monitoring.register_callback(self.tool, events.PY_UNWIND, _unwound)
         monitoring.register_callback(self.tool, events.CALL, _called)
 
@@ -324,6 +325,7 @@ class _Monitor:
         frames = (
             events.PY_START
             | events.PY_RESUME
+            | events.PY_THROW
             | events.PY_RETURN
             | events.PY_YIELD
             | events.PY_UNWIND
@@ -361,6 +363,13 @@ def _started(code: types.CodeType, offset: int) -> Any:
     if (observer := _told.get()) is not None:
         observer.started(frame)
     return None
+
+
+def _thrown(code: types.CodeType, offset: int, error: BaseException) -> None:
+    """Hear of a generator that goes on with an exception. Python lets nobody disable this event."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if (observer := _told.get()) is not None and _is_told(frame):
+        observer.started(frame)
 
 
 def _ended(code: types.CodeType, offset: int, value: Any) -> Any:
