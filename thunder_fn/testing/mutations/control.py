@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from thunder_fn.testing.mutations.planting import Mutation
 
-SCAN, SCAN_VJP = "thunder_fn.structured.scan", "thunder_fn.structured.scan_vjp"
-WHILE, WHILE_VJP = "thunder_fn.structured.while_loop", "thunder_fn.structured.while_vjp"
-COND, COND_VJP = "thunder_fn.structured.cond", "thunder_fn.structured.cond_vjp"
+SCAN, COND = "thunder_fn.structured.scan", "thunder_fn.structured.cond"
+WHILE = "thunder_fn.structured.while_loop"
 CUSTOM, CUSTOM_RULES = "thunder_fn.structured.custom_vjp", "thunder_fn.structured.custom_vjp_rules"
 
 CONTROL = (
@@ -20,7 +19,7 @@ CONTROL = (
     ),
     Mutation(
         "scan looks at one step to know which carries have cotangents",
-        f"{SCAN_VJP}:scan_vjp_rule",
+        f"{SCAN}:scan_vjp_rule",
         "live = carry_fixpoint(step, wanted_carry)",
         "live = wanted_carry",
         "vjp is autograd",
@@ -43,28 +42,28 @@ CONTROL = (
     ),
     Mutation(
         "residuals of scan are swapped",
-        f"{SCAN_VJP}:_backward_body",
+        f"{SCAN}:_backward_body",
         "*(values[place] for place in placed.places)",
         "*[values[place] for place in placed.places][::-1]",
         "vjp is autograd",
     ),
     Mutation(
         "scan takes a carry for one of its constants",
-        f"{SCAN_VJP}:_place_residuals",
+        f"{SCAN}:_place_residuals",
         "position < loop.num_consts for position",
         "position < loop.num_consts + loop.num_carry for position",
         "vjp is autograd",
     ),
     Mutation(
         "the backward of scan runs forwards",
-        f"{SCAN_VJP}:_backward",
+        f"{SCAN}:_backward",
         "not loop.reverse",
         "loop.reverse",
         "vjp is autograd",
     ),
     Mutation(
         "the gradient of a constant of scan is that of the last step",
-        f"{SCAN_VJP}:_backward_body",
+        f"{SCAN}:_backward_body",
         "add(builder, total, found[place])",
         "found[place]",
         "vjp is autograd",
@@ -124,7 +123,7 @@ CONTROL = (
     ),
     Mutation(
         "a bounded loop runs to its bound",
-        f"{WHILE_VJP}:_guarded_step",
+        f"{WHILE}:_guarded_step",
         "stay.build(kept[len(consts) :])",
         "body",
         "vjp is autograd",
@@ -133,7 +132,7 @@ CONTROL = (
     # cond and switch
     Mutation(
         "the backward takes the other branch",
-        f"{COND_VJP}:cond_vjp_rule",
+        f"{COND}:cond_vjp_rule",
         "one_choice(equation, bodies, [",
         "one_choice(equation, bodies[::-1], [",
         "vjp is autograd",
