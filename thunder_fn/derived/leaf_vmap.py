@@ -25,6 +25,7 @@ from thunder_fn.derived.decompositions import NOT_BATCHED
 from thunder_fn.derived.leaf_vjp import call_leaf, close_recording, decomposition
 from thunder_fn.derived.quirks import attention, collectives
 from thunder_fn.derived.quirks.batching import KNOWN, WRONG, Batch, rule_of
+from thunder_fn.errors import VmapError
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import (
     equations_between,
@@ -340,8 +341,6 @@ def _known_rule(single: Trace, batched: Mask, size: Dim) -> Trace | None:
 
 def raise_size(equation: Equation) -> NoReturn:
     """Raise for a result whose size differs between examples."""
-    from thunder_fn.errors import VmapError
-
     is_item = equation.op.name == "aten._local_scalar_dense.default"
     what = ".item() on a Tensor" if is_item else str(equation.op)
     raise VmapError(
@@ -357,8 +356,6 @@ def raise_size(equation: Equation) -> NoReturn:
 
 def raise_randomness(name: str) -> None:
     """Raise the error for random numbers under `vmap(randomness="error")`."""
-    from thunder_fn.errors import VmapError
-
     raise VmapError(
         f"vmap: called random operation while in randomness error mode: {name} draws random"
         ' numbers, and randomness="error"',
@@ -369,8 +366,6 @@ def raise_randomness(name: str) -> None:
 
 def raise_same(name: str) -> None:
     """Raise for a random op that cannot give every example the same numbers."""
-    from thunder_fn.errors import VmapError
-
     raise VmapError(
         f"Vmap does not currently support same randomness with a batched tensor input of {name}: it"
         " has no batching rule, and a loop would draw other numbers in each example",

@@ -232,11 +232,6 @@ class BreakingJit(ModuleJit):
 
     broken: DynamoForward | None = None
 
-    @property
-    def again(self) -> Callable[[torch.nn.Module], BreakingJit]:
-        """The function that jits another module alike."""
-        return functools.partial(BreakingJit, options=self.options)
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.broken is None:
             try:
@@ -244,11 +239,14 @@ class BreakingJit(ModuleJit):
             except CaptureError as error:
                 if not _breaks(error, self.options):
                     raise
-                warnings.warn(
-                    _says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2
-                )
-                self.broken = DynamoForward(self.module, self.options)
+                self.broken = self._in_parts(error)
         return self.broken(*args, **kwargs)
+
+    def _in_parts(self, error: CaptureError) -> DynamoForward:
+        """Say why the module is no single trace, and take Dynamo's function."""
+        name = type(self.module).__name__
+        warnings.warn(_says_why(name, error), GraphBreakWarning, stacklevel=3)
+        return DynamoForward(self.module, self.options)
 
     def counts(self, name: str) -> None:
         """Note that the traced code changed a plain attribute that it had read; if that goes on,
@@ -257,10 +255,7 @@ class BreakingJit(ModuleJit):
         if self.counting == PATIENCE and not _numbers_arguments(self.options):
             what = f"{type(self.module).__name__} changes its attribute {name!r} in each call"
             error = UnsupportedCall(what, source=source_of(self.module.forward), fix=COUNT_OUTSIDE)
-            warnings.warn(
-                _says_why(type(self.module).__name__, error), GraphBreakWarning, stacklevel=2
-            )
-            self.broken = DynamoForward(self.module, self.options)
+            self.broken = self._in_parts(error)
 
     def traced(self, on_reads: OnReads, layout: Layout) -> TracedForward:
         """The function that is traced."""

@@ -22,10 +22,8 @@ from thunder_fn.capture.numbers.python_numbers import running
 from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.errors import CustomRuleError
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import forward_backward
-from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batched_types
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split, keep_all
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, VMAP, Mask, keep_all
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Type
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
@@ -53,21 +51,6 @@ def custom_vmap_evaluate_rule(
     if recorder is None:
         return evaluate(body, operands)
     return bind(recorder, CUSTOM_VMAP, operands, tuple(bodies), body.output_types, **options)
-
-
-# ---- jvp, split ----
-
-
-@JVP.rule("custom_vmap")
-def custom_vmap_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """Return the function's own rule."""
-    return jvp_trace(equation.body, active)
-
-
-@VJP.rule("custom_vmap")
-def custom_vmap_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
-    """Return the function's own rule."""
-    return forward_backward(equation.body, wanted_inputs, wanted_outputs)
 
 
 # ---- vmap ----

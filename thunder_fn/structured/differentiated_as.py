@@ -18,12 +18,9 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.interpreters.grad import forward_backward
-from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.ir import ops
-from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, JVP, VJP, VMAP, JvpRule, Mask, Split
-from thunder_fn.ir.trace import Equation, Trace
+from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, VMAP
+from thunder_fn.ir.trace import Trace
 from thunder_fn.structured.shared.bind import bind
 from thunder_fn.structured.shared.wrapping import (
     wrapper_check_rule,
@@ -48,25 +45,5 @@ def differentiated_as_evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> 
     )
 
 
-@JVP.rule("differentiated_as")
-def differentiated_as_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
-    """The jvp of the body that is differentiated."""
-    return jvp_trace(equation.bodies[1], active)
-
-
-@VJP.rule("differentiated_as")
-def differentiated_as_vjp_rule(
-    equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask
-) -> Split:
-    """The split of the body that is differentiated."""
-    return forward_backward(equation.bodies[1], wanted_inputs, wanted_outputs)
-
-
 VMAP.enter(wrapper_vmap_rule, "differentiated_as")
 DCE.enter(wrapper_dce_rule, "differentiated_as")
-
-
-@wiring("differentiated_as")
-def differentiated_as_wiring(equation: Equation) -> Wiring:
-    """Wire the body that is differentiated."""
-    return Wiring(body_ports(equation, 1))

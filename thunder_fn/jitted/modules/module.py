@@ -246,7 +246,7 @@ class ModuleJit:
     @property
     def again(self) -> Callable[[torch.nn.Module], ModuleJit]:
         """The function that jits another module alike."""
-        return functools.partial(ModuleJit, options=self.options)
+        return functools.partial(type(self), options=self.options)
 
     def function(self) -> Jitted:
         """The module as a jitted function of its tensors too, which keeps nothing."""

@@ -9,12 +9,14 @@ A transform of such an equation is the same op, with the same options, around tr
 from __future__ import annotations
 
 from thunder_fn.errors import InvalidTrace
+from thunder_fn.interpreters.grad import forward_backward
+from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.simplify import dce_to
 from thunder_fn.interpreters.vmap import batch, batched_outputs
 from thunder_fn.ir import ops
 from thunder_fn.ir.check import check_operands, check_types
 from thunder_fn.ir.flow import Wiring, body_ports, wiring
-from thunder_fn.ir.rules import LOWER, Mask, union
+from thunder_fn.ir.rules import JVP, LOWER, VJP, JvpRule, Mask, Split, union
 from thunder_fn.ir.trace import Arg, Dim, Equation, Op, Source, Trace, TraceBuilder, Var
 from thunder_fn.structured.shared.bodies import reduced
 
@@ -68,7 +70,19 @@ def first_body_lower_rule(equation: Equation) -> Trace:
     return equation.bodies[0]
 
 
-@wiring("checkpoint", "call", "custom_vmap")
-def body_wiring(equation: Equation) -> Wiring:
-    """Wire operands to the body and its outputs to the results."""
-    return Wiring(body_ports(equation, 0))
+@JVP.rule("custom_vmap", "differentiated_as")
+def last_body_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
+    """Return the jvp of the body that is differentiated, the last."""
+    return jvp_trace(equation.bodies[-1], active)
+
+
+@VJP.rule("custom_vmap", "differentiated_as")
+def last_body_vjp_rule(equation: Equation, wanted_inputs: Mask, wanted_outputs: Mask) -> Split:
+    """Split the body that is differentiated, the last."""
+    return forward_backward(equation.bodies[-1], wanted_inputs, wanted_outputs)
+
+
+@wiring("checkpoint", "call", "custom_vmap", "differentiated_as")
+def last_body_wiring(equation: Equation) -> Wiring:
+    """Wire operands to the last body and its outputs to the results."""
+    return Wiring(body_ports(equation, len(equation.bodies) - 1))
