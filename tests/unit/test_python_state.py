@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -544,6 +546,77 @@ def test_a_program_that_leaves_the_process_keeps_nothing_in_python(tmp_path: Pat
     tfn.save(program, tmp_path / "program.tfn")
     assert tfn.load(tmp_path / "program.tfn")(torch.ones(3)).tolist() == [4, 4, 4]
     assert keeper.n == 0
+
+
+# ---- numbers in any place ----
+
+WHERE = {
+    "cell": ("v = 1", "nonlocal v", "v"),
+    "global": ("global v; v = 1", "global v", "v"),
+    "attribute": ("o = types.SimpleNamespace(v=1)", "", "o.v"),
+    "slot": ("o = Slotted(1)", "", "o.v"),
+    "class": ("C = type('C', (), {'v': 1})", "", "C.v"),
+    "deque": ("d = collections.deque([5, 1])", "", "d[1]"),
+    "module": ("m = torch.nn.Identity(); m.v = 1", "", "m.v"),
+}
+NUMBERS = """
+V += 1 -> x * V
+V = V * 2 + 1 -> x * V - V
+V = V + 1 if V < 3 else 0 -> x * V
+V = V * 1.5 -> x * V
+V = float(V) + 0.5 -> x + V
+V -= 1; V += 3 -> x * V
+V = V ^ 3 -> x * (V | 4)
+V = (V + 1) % 3 -> x * [1, 5, 9][V]
+V += 1 -> x * int(f"{V}1")
+V = not V -> x * (2 if V else 3)
+V = None if V else 3 -> x * 2
+V = True if V is not True else 4 -> x * V
+V = V + x.shape[0] -> x * V
+V += 1 -> x * (V in (2, 3)) + hash(V)
+V = max(V, 2) + 1 -> x * V
+V, w = V + 1, V -> x * w - V
+V += 1 -> x + torch.full((2,), V) + torch.ones(V).sum()
+V = V + 1 if type(V) is int else -9 -> x * V
+V = [V + 1, 7][0] -> x * V
+w = V; V = 10 - V -> x * w
+V = V / 2 if V > 0.3 else 4 -> x * V
+V = str(V) + "1" if len(str(V)) < 4 else 5 -> x * len(str(V))
+V = (V, 2) if V == 1 else 1 -> x * (V if V == 1 else V[0] * 4)
+V += 1; V = V - 1 -> x * V
+"""
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """An object with a slot."""
+
+    v: Any
+
+
+@pytest.mark.parametrize("line", NUMBERS.strip().splitlines())
+@pytest.mark.parametrize("where", WHERE)
+def test_numbers_in_any_place_are_those_of_eager(where: str, line: str) -> None:
+    begin, declare, place = WHERE[where]
+    statements, result = line.replace("V", place).split(" -> ")
+    body = "; ".join(filter(None, (declare, statements)))
+    text = f"def make():\n    {begin}\n    def f(x):\n        {body}\n        return {result}\n"
+    text += f"    return f, lambda: repr({place})\n"
+
+    def run(wrap: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+        scope: dict[str, Any] = {**globals(), "types": types, "__name__": "made"}
+        exec(text, scope)
+        f, now = scope["make"]()
+        f, found = wrap(f), list[Any]()
+        for i in range(5):
+            found += [f(torch.ones(2) + i), now()]
+        return f, found
+
+    (f, found), (_, expected) = run(tfn.jit), run(lambda f: f)
+    torch.testing.assert_close(found[::2], expected[::2])
+    assert found[1::2] == expected[1::2]
+    if line.startswith(("V += 1 -> x * V", "V = V * 2 + 1", "V = V + x.shape[0]")):
+        assert tfn.cache_info(f).misses == 2
 
 
 # ---- numbers in lists and dicts, and all else that happens to these ----

@@ -106,7 +106,13 @@ def test_powers_raise_what_python_raises(args: tuple[float, float]) -> None:
             assert mine == its and type(mine) is type(its)
 
 
+def _bound_anew(n: Any) -> Any:
+    n = n + 1 if type(n) is int else -9
+    return n * 1
+
+
 IDENTICAL: dict[str, Callable[[Any], Any]] = {
+    "bound anew": _bound_anew,
     "is": lambda n: type(n) is int,
     "is_not": lambda n: type(n) is not float,
     "name": lambda n: (kind := type(n)) is int or kind is bool,
@@ -125,6 +131,9 @@ def test_the_type_itself_is_asked_of_a_number(name: str) -> None:
     g = jit(sized, cache="symbolic values")
     for rows in (3, 4, 5):
         assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
+    given = jit(lambda x, n: (x + 1, f(n)))
+    for n in (3, 4, 5):
+        assert given(torch.ones(2), n)[1] == f(n)
     found = lambda x: (x, f(x.sum().item()), type(x.sum().item()) is int)
     assert jit(found)(torch.tensor([1, 2]))[1:] == found(torch.tensor([1, 2]))[1:]
 

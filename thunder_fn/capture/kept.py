@@ -33,7 +33,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.kept_state import PLAIN, KeptState, entries_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.edges import look, store
+from thunder_fn.capture.outside.edges import PLACES, look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
 from thunder_fn.capture.outside.kinds import is_lasting
 from thunder_fn.capture.outside.reads import ABSENT, HOLDERS, Changed, builtin_of, content_of, is_a
@@ -75,8 +75,6 @@ _CONTAINERS = (*_DICTS, list, collections.deque)
 _FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _VALUES = (numpy.generic, range, slice)
 """Types of plain values in addition to those of `PLAIN`."""
-_STORED = ("key", "index", "attr", "class", "cell")
-"""Kinds of edges that are places for one value."""
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
 counts of a scheduler.
@@ -198,8 +196,8 @@ class Kept:
         for value, path in tuple(self.met.values()):
             self.take(value, path)
         for place, (holder, key) in self.places.items():
-            self.placed[place] = holder[key]
-            self._feed(holder, key, holder[key])
+            self.placed[place] = value = held_at(holder, key)
+            self._feed(holder, key, value)
 
     def _note(self, container: Any) -> None:
         """Remember the content of a container, and of those in it."""
@@ -226,12 +224,12 @@ class Kept:
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
-            container[key] = kind(self._symbol(container, key, i, part) for i, part in parts)
-            self.given[place] = kind(container[key])
-            return
-        if is_number(value):
-            container[key] = self._symbol(container, key, None, value)
-            self.given[place] = container[key]
+            symbols = kind(self._symbol(container, key, i, part) for i, part in parts)
+            self.given[place] = kind(symbols)
+            put(container, key, symbols)
+        elif is_number(value):
+            self.given[place] = symbol = self._symbol(container, key, None, value)
+            put(container, key, symbol)
 
     def feeds_tensor(self, value: Any) -> bool:
         """Test whether a tensor is an input of the trace, read from its place in each call."""
@@ -380,7 +378,7 @@ class Kept:
             return
         for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
             place = identity, key
-            if kind in ("key", "index") and place in self.wanted and is_number(old):
+            if kind in PLACES and place in self.wanted and is_numeric(old):
                 yield place, (holder, key)
 
     def _renumbered(self) -> Iterator[Change]:
@@ -444,7 +442,7 @@ class Kept:
             return
         for place, (holder, old) in watch.before.items():
             now = look(place[0], holder, place[2])
-            is_new = place[0] in _STORED and now is not old
+            is_new = place[0] in PLACES and now is not old
             is_unstorable = is_new and now is not ABSENT and not self._is_storable(now)
             if is_unstorable and place in watch.edges and not has_tracers(now):
                 watch.edges[place].value = Changed(str(place[2]))

@@ -62,7 +62,7 @@ class KeptState:
             self.prepare()
         if self._unfed():
             return False
-        fed = [id(holder[key]) for holder, key in self.tensors]
+        fed = [id(held_at(holder, key)) for holder, key in self.tensors]
         if len(set(fed)) < len(fed):
             return False
         if self.decide is None:

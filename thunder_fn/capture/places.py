@@ -17,7 +17,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.edges import look, store
-from thunder_fn.capture.outside.reads import ABSENT, builtin_of, content_of
+from thunder_fn.capture.outside.reads import ABSENT, HOLDERS, builtin_of, content_of, is_a
 from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol
@@ -52,7 +52,7 @@ class Feed:
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
         if not isinstance(self.holder, (int, torch.Tensor)):
-            value = self.holder[self.key]
+            value = held_at(self.holder, self.key)
             if self.is_item:
                 return value.item()
             return value if self.index is None else value[self.index]
@@ -120,13 +120,21 @@ class Update:
 
 
 def held_at(holder: Any, key: Any) -> Any:
-    """Return an entry of a dict, list or deque; ABSENT if there is none."""
+    """Return an entry of a dict, list or deque, the content of a cell, or what a slot or a class
+    holds; ABSENT if there is none.
+    """
+    if isinstance(holder, types.CellType):
+        return look("cell", holder, key)
+    if isinstance(holder, type):
+        return look("class", holder, key)
+    if not is_a(holder, HOLDERS):
+        return look("attr", holder, key)
     return look("key" if isinstance(holder, dict) else "index", holder, key)
 
 
 def put(holder: Any, key: Any, value: Any) -> None:
-    """Store a value in an entry of a container, in all of it, or in the `.grad` or `requires_grad`
-    of a tensor.
+    """Store a value in an entry of a container, in all of it, in a cell, slot or class, or in the
+    `.grad` or `requires_grad` of a tensor.
     """
     if isinstance(holder, torch.Tensor):
         setattr(holder, key, None if value is ABSENT else value)
@@ -138,6 +146,8 @@ def put(holder: Any, key: Any, value: Any) -> None:
         refill(holder, [*value, *content_of(holder)][: getattr(holder, "maxlen", None)])
     elif key is None:
         refill(holder, value)
+    elif not is_a(holder, HOLDERS):
+        store("attr", holder, key, value)
     elif value is ABSENT:
         builtin_of(holder).pop(holder, key, None)
     else:

@@ -33,9 +33,9 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept_state import KeptState
+from thunder_fn.capture.kept_state import KeptState, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
-from thunder_fn.capture.outside.edges import Edge, entries, is_same, look, now
+from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.kinds import progress_of, reference_to
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
@@ -104,8 +104,8 @@ class Outside:
         """Find the places of numbers that have changed since the trace."""
         for edge in self.edges:
             found = now(edge)
-            is_numbers = is_number(edge.value) and type(found) is type(edge.value)
-            if edge.kind in ("key", "index") and is_numbers and found != edge.value:
+            is_numbers = is_numeric(edge.value) and type(found) is type(edge.value)
+            if edge.kind in PLACES and is_numbers and found != edge.value:
                 yield id(edge.holder), edge.key
         for module in self.modules:
             for place, value in module.reads.items() if isinstance(module, ModuleCheck) else ():

@@ -34,8 +34,8 @@ from thunder_fn.capture.kept_state import KeptState, decided_by
 from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import ABSENT
-from thunder_fn.capture.places import GRAD, Update, put
+from thunder_fn.capture.outside.reads import ABSENT, HOLDERS
+from thunder_fn.capture.places import GRAD, Update, held_at, put
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
@@ -722,7 +722,9 @@ class _Execution:
                 part = ".item()" if feed.is_item else ""
                 part = part if feed.index is None else f"[{feed.index}]"
                 holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
-                yield name, f"{holder}[{key}]{part}"
+                read = f"{self.names.bind(held_at, 'held_at')}({holder}, {key})"
+                read = f"{holder}[{key}]" if isinstance(feed.holder, HOLDERS) else read
+                yield name, f"{read}{part}"
 
     def alone(self, lines: Sequence[str]) -> list[str]:
         """Guard lines on places outside, so that they run while no other thread has tracers in

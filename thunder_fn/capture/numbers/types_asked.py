@@ -38,11 +38,14 @@ def types_asked(
     """
     steps = _comparing(code)
     names, others = set[str](), False
+    stores = [step.argval for step in steps if step.opname.startswith("STORE")]
+    bound = {name for one in stores for name in (one if isinstance(one, tuple) else (one,))}
     for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
         if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue
         if value.opname.startswith(_LOCALS) and call.opname.startswith("CALL"):
             names.add(value.argval)
+            others = others or value.argval in bound  # it may hold another value at the end
         else:
             others = True
     return frozenset(names), others

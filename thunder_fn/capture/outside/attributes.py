@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import functools
 import gc
@@ -82,6 +83,7 @@ _WRITERS = frozenset(
 )
 """Methods that write to their object, and that no hook sees where they are of C."""
 _GENERATOR = inspect.CO_GENERATOR
+_SEQUENCES = (list, tuple, collections.deque)
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _DRAWING = (
     random.Random,
@@ -125,9 +127,9 @@ class Attributes(Reached):
             return members
         if not self.is_outside(value):
             return self.items(value, path) if type(value) in EXACT else ()
-        if not is_a(value, (dict, list, tuple, types.MappingProxyType)) or keys is None:
+        if not is_a(value, (*_SEQUENCES, dict, types.MappingProxyType)) or keys is None:
             return self.unknown_item(value, path, frame)
-        is_sequence = is_a(value, (list, tuple))
+        is_sequence = is_a(value, _SEQUENCES)
         found: list[Any] = []
         for name in keys:
             if not is_sequence or is_a(name, int):

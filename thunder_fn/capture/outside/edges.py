@@ -26,6 +26,9 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.unread import held_in
 
+PLACES = ("key", "index", "attr", "class", "cell")
+"""Kinds of edges that are places for one value."""
+
 
 @dataclass(slots=True, eq=False)
 class Edge:
