@@ -243,6 +243,10 @@ def _alike(equation: Equation, dims: Dims, size: int) -> Answer | None:
     return Answer(len(_shape(out)) + align, align) if lengths == {_shape(out)[align]} else None
 
 
+Rule = Callable[[Equation, Dims, int], Answer | None]
+"""`rule(equation, dims, size)` answers for ranks of so many; None if they cannot have shares."""
+
+
 def _first(equation: Equation, dims: Dims) -> tuple[tuple[int, ...], int] | None:
     """The shape of the first argument and the dim along which it is split; None if that is not
     all that is split.
@@ -286,34 +290,34 @@ def _reshape(equation: Equation, dims: Dims, size: int) -> Answer | None:
     return None
 
 
-def _transpose(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    first = _first(equation, dims)
-    if first is None:
-        return None
-    shape, dim = first
-    one, other = (_number(equation, position) % len(shape) for position in (1, 2))
-    return Answer({one: other, other: one}.get(dim, dim))
+def _moved(place: Callable[[Equation, int, int], int | None]) -> Rule:
+    """Ops of one operand: its rank and its split dim say which dim of the result is split, or that
+    it cannot be.
+    """
+
+    def rule(equation: Equation, dims: Dims, size: int) -> Answer | None:
+        first = _first(equation, dims)
+        found = None if first is None else place(equation, len(first[0]), first[1])
+        return None if found is None else Answer(found)
+
+    return rule
 
 
-def _t(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    first = _first(equation, dims)
-    return None if first is None else Answer(len(first[0]) - 1 - first[1])
+@_moved
+def _transpose(equation: Equation, rank: int, dim: int) -> int:
+    one, other = (_number(equation, position) % rank for position in (1, 2))
+    return {one: other, other: one}.get(dim, dim)
 
 
-def _permute(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    first, order = _first(equation, dims), _numbers(equation.args[1])
-    if first is None or order is None:
-        return None
-    shape, dim = first
-    return Answer([place % len(shape) for place in order].index(dim))
+@_moved
+def _permute(equation: Equation, rank: int, dim: int) -> int | None:
+    order = _numbers(equation.args[1])
+    return None if order is None else [place % rank for place in order].index(dim)
 
 
-def _unsqueeze(equation: Equation, dims: Dims, size: int) -> Answer | None:
-    first = _first(equation, dims)
-    if first is None:
-        return None
-    shape, dim = first
-    return Answer(dim + (_number(equation, 1) % (len(shape) + 1) <= dim))
+@_moved
+def _unsqueeze(equation: Equation, rank: int, dim: int) -> int:
+    return dim + (_number(equation, 1) % (rank + 1) <= dim)
 
 
 def _expand(equation: Equation, dims: Dims, size: int) -> Answer | None:
@@ -327,24 +331,18 @@ def _expand(equation: Equation, dims: Dims, size: int) -> Answer | None:
     )
 
 
-def _along(position: int) -> Callable[[Equation, Dims, int], Answer | None]:
+def _along(position: int) -> Rule:
     """Ops that do something along one dim, which is not the split one and stays where it is."""
-
-    def rule(equation: Equation, dims: Dims, size: int) -> Answer | None:
-        first = _first(equation, dims)
-        if first is None or _number(equation, position) % len(first[0]) == first[1]:
-            return None
-        return Answer(first[1])
-
-    return rule
+    return _moved(
+        lambda equation, rank, dim: None if _number(equation, position) % rank == dim else dim
+    )
 
 
-def _select(equation: Equation, dims: Dims, size: int) -> Answer | None:
+@_moved
+def _select(equation: Equation, rank: int, dim: int) -> int | None:
     """The dim that is selected from goes."""
-    found, first = _along(1)(equation, dims, size), _first(equation, dims)
-    if found is None or first is None:
-        return None
-    return Answer(found.dim - (_number(equation, 1) % len(first[0]) < found.dim))
+    gone = _number(equation, 1) % rank
+    return None if gone == dim else dim - (gone < dim)
 
 
 def _cat(equation: Equation, dims: Dims, size: int) -> Answer | None:
@@ -375,18 +373,15 @@ def _norm(equation: Equation, dims: Dims, size: int) -> Answer | None:
     return Answer(dim) if dim < len(_shape(first)) - len(normalised) else None
 
 
-def _reduce(equation: Equation, dims: Dims, size: int) -> Answer | None:
+@_moved
+def _reduce(equation: Equation, rank: int, dim: int) -> int | None:
     """Sums and the like over other dims."""
-    first = _first(equation, dims)
     over = _numbers(equation.args[1]) if len(equation.args) > 1 else None
-    if first is None or not over:
+    gone = {place % rank for place in over or ()}
+    if not gone or dim in gone:
         return None
-    shape, dim = first
-    gone = {place % len(shape) for place in over}
-    if dim in gone:
-        return None
-    keeps = len(_shape(equation.outputs[0])) == len(shape)
-    return Answer(dim if keeps else dim - sum(place < dim for place in gone))
+    keeps = len(_shape(equation.outputs[0])) == rank
+    return dim if keeps else dim - sum(place < dim for place in gone)
 
 
 def _product(equation: Equation, dims: Dims, size: int) -> Answer | None:
@@ -432,14 +427,14 @@ _SAME = (
 )
 _VIEWS = ("reshape.default", "view.default", "_unsafe_view.default")
 _REDUCTIONS = ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default")
-_RULES: dict[str, Callable[[Equation, Dims, int], Answer | None]] = {
+_RULES: dict[str, Rule] = {
     ATTENTION: _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     **{f"aten.{name}": _alike for name in _SAME},
     **{f"aten.{name}": _reshape for name in _VIEWS},
     **{f"aten.{name}": _reduce for name in _REDUCTIONS},
     "aten.transpose.int": _transpose,
-    "aten.t.default": _t,
+    "aten.t.default": _moved(lambda equation, rank, dim: rank - 1 - dim),
     "aten.permute.default": _permute,
     "aten.unsqueeze.default": _unsqueeze,
     "aten.expand.default": _expand,
