@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,23 +32,31 @@ def _reduced(w: Writer, name: str, val: Any, x: Operand, dims: Any, keepdim: boo
     return getattr(w.ops, name)(val, dims_of(dims, x.rank), keepdim) if x.rank else val
 
 
-def _total(name: str) -> Emitter:
+def _reduction(name: str, given: Callable[[Writer, TensorType, Operand], Any]) -> Emitter:
+    """Reduce over dims what is made of the operand."""
+
     def emit(
-        w: Writer,
-        out: TensorType,
-        x: Operand,
-        dims: Any = None,
-        keepdim: bool = False,
-        *,
-        dtype: Any = None,
+        w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False, **_: Any
     ) -> Any:
-        return _reduced(w, name, w.value(x, computed_in(out.dtype)), x, dims, keepdim)
+        return _reduced(w, name, given(w, out, x), x, dims, keepdim)
 
     return emit
 
 
-_sum = emits("aten.sum.default", "aten.sum.dim_IntList")(_total("sum"))
-emits("aten.prod.default", "aten.prod.dim_int")(_total("prod"))
+def _in_result(w: Writer, out: TensorType, x: Operand) -> Any:
+    return w.value(x, computed_in(out.dtype))
+
+
+def _compared(w: Writer, out: TensorType, x: Operand) -> Any:
+    if x.dtype is torch.bool:
+        raise Refused("nvFuser compares numbers")
+    return w.value(x, computed_in(x.dtype))
+
+
+_sum = emits("aten.sum.default", "aten.sum.dim_IntList")(_reduction("sum", _in_result))
+emits("aten.prod.default", "aten.prod.dim_int")(_reduction("prod", _in_result))
+emits("aten.amax.default", "aten.max.default")(_reduction("max", _compared))
+emits("aten.amin.default", "aten.min.default")(_reduction("min", _compared))
 
 
 @emits("aten.mean.default", "aten.mean.dim")
@@ -56,21 +65,6 @@ def _mean(
 ) -> Any:
     count = math.prod(x.shape[dim] for dim in dims_of(dims, x.rank))
     return w.ops.div(_sum(w, out, x, dims, *options, **more), number(count, torch.float64))
-
-
-def _extreme(name: str) -> Emitter:
-    def emit(
-        w: Writer, out: TensorType, x: Operand, dims: Any = None, keepdim: bool = False
-    ) -> Any:
-        if x.dtype is torch.bool:
-            raise Refused("nvFuser compares numbers")
-        return _reduced(w, name, w.value(x, computed_in(x.dtype)), x, dims, keepdim)
-
-    return emit
-
-
-emits("aten.amax.default", "aten.max.default")(_extreme("max"))
-emits("aten.amin.default", "aten.min.default")(_extreme("min"))
 
 
 def _truth(name: str) -> Emitter:
