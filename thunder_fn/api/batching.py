@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal as Choice, ParamSpec, TypeVar, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal as Choice, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -27,6 +28,9 @@ from thunder_fn.torch_internals import (
     outside_inference_mode,
     outside_torch_func,
 )
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,94 +92,8 @@ class Vmap(Transformed):
         in_dims = (*kept, *(None for _ in range(len(captured.trace.inputs) - len(kept))))
         trace = with_batch_dims(captured.trace, in_dims)
         new, flags = vmap_trace(trace, in_dims, as_dim(size), self.randomness)
-        own = self.without_function
-
-        def arrange(inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
-            return own._results(captured, new, inputs, in_dims, outputs, flags, size)
-
-        return Plan(self.__name__, captured, new, arrange)
-
-    def _results(
-        self,
-        captured: Captured,
-        new: Trace,
-        inputs: Sequence[Any],
-        in_dims: Sequence[int | None],
-        outputs: tuple[Any, ...],
-        flags: Sequence[int | None],
-        size: int,
-    ) -> Any:
-        count = captured.num_results
-        self._write_back(captured, inputs, in_dims, outputs[count:], flags[count:])
-        results, dims = list(outputs[:count]), list(flags[:count])
-        for place, alias in _written_results(captured, new, inputs, in_dims, size):
-            results[place], dims[place] = alias, 0
-        laid = [None if dim is None else one for one, dim in zip(results, dims, strict=True)]
-        laid += [None] * (len(outputs) - count)  # what is stored outside
-        join(captured, new, inputs, laid, size)
-        pairs = zip(results, laid, strict=False)
-        results = [one if batched is None else batched for one, batched in pairs]
-        if (recorder := current()) is not None:
-            for shared in (one for one in captured.shared if one.result < count):
-                source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
-                dim = in_dims[shared.source] if isinstance(shared.source, int) else None
-                batched = source if dim is None else source.movedim(dim, 0)
-                result = results[shared.result]
-                if dim is not None and dims[shared.result] is None:  # what is written is no batch
-                    part(recorder, source, result, self.__name__)
-                    continue
-                results[shared.result] = view_again(
-                    recorder, captured, new, shared, (source, batched), result
-                )
-        return self._arrange(captured, results, dims, size)
-
-    def _write_back(
-        self, captured: Captured, inputs: Sequence[Any], in_dims: Any, values: Any, flags: Any
-    ) -> None:
-        """Give mutated tensors their new values; a batched value does not fit into an unbatched
-        tensor.
-        """
-        for one, value, flag in zip(captured.writes, values, flags, strict=False):
-            dim = in_dims[one.target] if isinstance(one.target, int) else None
-            target = inputs[one.target] if isinstance(one.target, int) else one.target
-            if flag is not None and dim is None:
-                raise VmapError(
-                    f"{self.__name__}: the function writes a value that differs between examples"
-                    " into a tensor that is not batched: different inplace randomness on an"
-                    " unbatched tensor, or an inplace op for which there exists a Tensor `other` in"
-                    " extra_args that has more elements than `self`",
-                    fix="Return the value instead, or pass the tensor with a batch dim.",
-                )
-            placed = (
-                value
-                if dim is None
-                else value.movedim(0, dim)
-                if flag is not None
-                else value.unsqueeze(dim)
-            )
-            write(target, placed)
-        first = len(captured.writes)
-        for effect in captured.effects:  # what is a batch means nothing outside
-            last = first + effect.count
-            is_one = all(flag is None for flag in flags[first:last])
-            effect.apply(values[first:last] if is_one else effect.traced)
-            first = last
-
-    def _arrange(self, captured: Captured, outputs: Any, flags: Any, size: int) -> Any:
-        out_dims = spread_out_dims(self.out_dims, captured, self.__name__)
-        placed: list[Any] = []
-        for path, value, flag, dim in zip(captured.paths(), outputs, flags, out_dims, strict=True):
-            if dim is None and flag is not None:
-                raise VmapError(
-                    f"{self.__name__}: out_dims is None for {path}, but {path} differs between"
-                    " examples: can not return a BatchedTensor when out_dim is None. Its entry must"
-                    " be an int or a python collection of ints"
-                )
-            if dim is None:
-                placed.append(value)
-            else:
-                placed.append(place(value, flag is not None, dim, size, f"{self.__name__}: {path}"))
-        return captured.result(tuple(placed))
+        batch = _Batch(self.__name__, captured, new, in_dims, flags, size, self.out_dims)
+        return Plan(self.__name__, captured, new, batch.results)
 
     def _in_chunks(
         self, whole: Vmap, args: Any, kwargs: Any, dims: list[int | None], size: int, chunk: int
@@ -207,6 +125,126 @@ class Vmap(Transformed):
             for column, dim in zip(columns, dims, strict=True)
         ]
         return pytree.unflatten(spec, joined)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batched call: the function, its batched trace, and the dims of inputs and outputs.
+
+    Args:
+        in_dims: the batch dim of each input.
+        flags: the batch dim of each output of the trace, in front; None for those that all examples
+            share.
+        size: the number of examples.
+        out_dims: where the user wants the batch dims of the results.
+    """
+
+    name: str
+    captured: Captured
+    trace: Trace
+    in_dims: Sequence[int | None]
+    flags: Sequence[int | None]
+    size: int
+    out_dims: Any
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, int | None], ...]:
+        """The path of each tensor of the result, and where its batch dim goes."""
+        dims = spread_out_dims(self.out_dims, self.captured, self.name)
+        return tuple(zip(self.captured.paths(), dims, strict=True))
+
+    def results(self, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> Any:
+        """Make the function's result, after its writes."""
+        captured, count = self.captured, self.captured.num_results
+        if captured.writes or captured.effects:
+            self.write_back(inputs, outputs[count:], self.flags[count:])
+        results, dims = list(outputs[:count]), list(self.flags[:count])
+        if captured.writes or captured.aliases or captured.shared:
+            self.written(inputs, results, dims)
+        if captured.joints:
+            self.join(inputs, results, dims, len(outputs))
+        if (recorder := current()) is not None:
+            self.view(recorder, inputs, results, dims)
+        return self.arranged(results, dims)
+
+    def written(self, inputs: Sequence[Any], results: list[Any], dims: list[Any]) -> None:
+        """Take views of written arguments for the results that show them."""
+        found = _written_results(self.captured, self.trace, inputs, self.in_dims, self.size)
+        for place, alias in found:
+            results[place], dims[place] = alias, 0
+
+    def join(
+        self, inputs: Sequence[Any], results: list[Any], dims: Sequence[Any], count: int
+    ) -> None:
+        """Lay results that share memory in eager mode into one."""
+        laid = [None if dim is None else one for one, dim in zip(results, dims, strict=True)]
+        laid += [None] * (count - len(laid))  # what is stored outside
+        join(self.captured, self.trace, inputs, laid, self.size)
+        pairs = zip(results, laid, strict=False)
+        results[:] = [one if batched is None else batched for one, batched in pairs]
+
+    def view(
+        self, recorder: Recorder, inputs: Sequence[Any], results: list[Any], dims: Sequence[Any]
+    ) -> None:
+        """Make views of the results that are views of inputs, in a capture around this call."""
+        captured, in_dims = self.captured, self.in_dims
+        for shared in (one for one in captured.shared if one.result < captured.num_results):
+            source = inputs[shared.source] if isinstance(shared.source, int) else shared.source
+            dim = in_dims[shared.source] if isinstance(shared.source, int) else None
+            batched = source if dim is None else source.movedim(dim, 0)
+            result = results[shared.result]
+            if dim is not None and dims[shared.result] is None:  # what is written is no batch
+                part(recorder, source, result, self.name)
+                continue
+            results[shared.result] = view_again(
+                recorder, captured, self.trace, shared, (source, batched), result
+            )
+
+    def write_back(self, inputs: Sequence[Any], values: Any, flags: Any) -> None:
+        """Give mutated tensors their new values; a batched value does not fit into an unbatched
+        tensor.
+        """
+        captured, in_dims = self.captured, self.in_dims
+        for one, value, flag in zip(captured.writes, values, flags, strict=False):
+            dim = in_dims[one.target] if isinstance(one.target, int) else None
+            target = inputs[one.target] if isinstance(one.target, int) else one.target
+            if flag is not None and dim is None:
+                raise VmapError(
+                    f"{self.name}: the function writes a value that differs between examples"
+                    " into a tensor that is not batched: different inplace randomness on an"
+                    " unbatched tensor, or an inplace op for which there exists a Tensor `other` in"
+                    " extra_args that has more elements than `self`",
+                    fix="Return the value instead, or pass the tensor with a batch dim.",
+                )
+            placed = (
+                value
+                if dim is None
+                else value.movedim(0, dim)
+                if flag is not None
+                else value.unsqueeze(dim)
+            )
+            write(target, placed)
+        first = len(captured.writes)
+        for effect in captured.effects:  # what is a batch means nothing outside
+            last = first + effect.count
+            is_one = all(flag is None for flag in flags[first:last])
+            effect.apply(values[first:last] if is_one else effect.traced)
+            first = last
+
+    def arranged(self, outputs: Sequence[Any], flags: Sequence[Any]) -> Any:
+        """Move the batch dims to where the user wants them."""
+        placed: list[Any] = []
+        for (path, dim), value, flag in zip(self.places, outputs, flags, strict=True):
+            if dim is None and flag is not None:
+                raise VmapError(
+                    f"{self.name}: out_dims is None for {path}, but {path} differs between"
+                    " examples: can not return a BatchedTensor when out_dim is None. Its entry must"
+                    " be an int or a python collection of ints"
+                )
+            if dim is not None and (type(dim) is not int or dim or flag is None):
+                value = place(value, flag is not None, dim, self.size, f"{self.name}: {path}")
+            placed.append(value)
+        return self.captured.result(tuple(placed))
 
 
 def _written_results(

@@ -71,6 +71,8 @@ MISSES = 32
 """A function that was captured so often is watched no more."""
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_EXACT = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device))
+"""Types of plain data of which only equal values are the same."""
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -160,8 +162,11 @@ class _Call:
 
     def key_of_leaf(self, leaf: Any) -> Hashable:
         """The key of a leaf of the arguments."""
-        if type(leaf) in _TENSORS:
+        kind = type(leaf)
+        if kind in _TENSORS:
             return self.key_of_tensor(leaf)
+        if kind in _EXACT:
+            return kind, leaf
         if is_a(leaf, PLAIN):
             return _plain(leaf)
         if not (is_a(leaf, _BY_IDENTITY) or is_object(leaf)):
@@ -193,16 +198,19 @@ class _Call:
 
     def key_of(self, value: Any) -> Hashable:
         """The key of the function, or of a value that it closes over."""
-        if type(value) in _TENSORS:
+        kind = type(value)
+        if kind in _EXACT:
+            return kind, value
+        if kind is Same or kind is _Equal:
+            return value
+        if kind in _TENSORS:
             if internals.attributes(value):
                 raise _Unknown
             key = self.key_of_tensor(value)
             self.closed.add(self.places[id(value)])
             return key
-        if is_a(value, PLAIN):
+        if kind not in _PARTS and is_a(value, PLAIN):
             return _plain(value)
-        if type(value) in (Same, _Equal):
-            return value
         parts = _parts_of(value)
         if parts is None:
             return Same(value)
@@ -250,9 +258,9 @@ def _parts_of(value: Any) -> tuple[Any, ...] | None:
 
 def _parts_of_function(value: types.FunctionType) -> tuple[Any, ...]:
     """The code, and what it is closed over."""
+    known, closed = (Same(value.__code__), Same(value.__globals__)), value.__closure__ or ()
     more = value.__dict__, value.__defaults__, value.__kwdefaults__
-    known = value.__code__, Same(value.__globals__)
-    return (*known, *(part or None for part in more), *(value.__closure__ or ()))
+    return (*known, *(part or None for part in more), *closed) if any(more) else (*known, *closed)
 
 
 def _parts_of_cell(value: types.CellType) -> tuple[Any, ...] | None:

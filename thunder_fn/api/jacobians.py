@@ -11,11 +11,11 @@ import torch
 
 from thunder_fn.api.batching import Randomness, vmap, wrong_chunk_size
 from thunder_fn.api.calling import Transformed, described, transformed
-from thunder_fn.api.captures import plan_of, planned, twin_of
+from thunder_fn.api.captures import Plan, plan_of, planned, twin_of
 from thunder_fn.api.gradients import Argnums, check_argnums, differentiated_leaves, frozen_argnums
 from thunder_fn.api.pullbacks import vjp
 from thunder_fn.api.tangents import jvp
-from thunder_fn.capture import current, pytree
+from thunder_fn.capture import Captured, current, pytree
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import NotDifferentiable, VmapError, callable_name, spelled
 from thunder_fn.ir.trace import type_of_value
@@ -32,13 +32,21 @@ class Jacobian(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if (twin := twin_of(self, args, kwargs)) is not None:
             return twin(*args, **kwargs)
+        if current() is not None or not self.is_one_plan:
+            self.check(args)
+            return self.compute(*args, **kwargs)
+        return planned(self, args, kwargs, partial(self._plan, args, kwargs))
+
+    def _plan(self, args: tuple[Any, ...], kwargs: Any, capture: Callable[..., Captured]) -> Plan:
+        self.check(args)
+        return plan_of(self.compute, args, kwargs, capture)
+
+    def check(self, args: tuple[Any, ...]) -> None:
+        """Check the arguments to differentiate by."""
         positions = check_argnums(self.argnums, args, self.__name__)
         differentiated_leaves(args, positions, self.__name__)
         for position in positions:
             check_real(args[position], f"args[{position}]", self.__name__)
-        if current() is not None or not self.is_one_plan:
-            return self.compute(*args, **kwargs)
-        return planned(self, args, kwargs, partial(plan_of, self.compute, args, kwargs))
 
     @property
     def is_one_plan(self) -> bool:

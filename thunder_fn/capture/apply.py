@@ -428,6 +428,9 @@ def write_back(
             eager mode does so here.
     """
     count, recorder = captured.num_results, current()
+    shows = captured.aliases or captured.joints or captured.shared or captured.own_leaves
+    if not (captured.writes or captured.effects or shows):
+        return tuple(outputs[:count])
     place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
         inputs[it] if isinstance(it, int) else it
     )
