@@ -47,8 +47,8 @@ from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
-from thunder_fn.testing.schemas import calls_of_samples
-from thunder_fn.testing.user import Search, laws_of_transform, steps_alone
+from thunder_fn.testing.schemas import MOST_PICKS, calls_of_samples
+from thunder_fn.testing.user import MOST_IDLE, Search, Share, in_shares, laws_of_transform, steps_alone
 from thunder_fn.testing.vocabulary import vocabulary
 
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
@@ -828,10 +828,51 @@ def sums_of_one(trace: Trace) -> Trace:
     return rewritten(trace, step)
 
 
-def test_drawn_programs_of_what_the_code_names_show() -> None:
-    """Several conditions together are reached by the branches of the code."""
-    broken = Search(sums_of_one, Promised()).on_drawn()
+def without_squeezes(trace: Trace) -> Trace:
+    """Wrong: what adds a dim and what removes one cancel, whichever dims they are."""
+    makers = {var: e for e in trace.equations for var in e.outputs}
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        inner = makers.get(e.operands[0]) if e.op.name == "aten.squeeze.dim" else None
+        if inner is None or inner.op.name != "aten.unsqueeze.default":
+            return put(builder, e, operands)
+        x = known[inner.outputs[0]]
+        return [x] if len(x.type.shape) == len(e.outputs[0].type.shape) else put(builder, e, operands)
+
+    def noting(builder: Any, e: Equation, operands: Any) -> Any:
+        known.update({e.outputs[0]: operands[0]} if e.op.name == "aten.unsqueeze.default" else {})
+        return step(builder, e, operands)
+
+    known: dict[Any, Any] = {}
+    return rewritten(trace, noting)
+
+
+@pytest.mark.parametrize("wrong", [sums_of_one, without_squeezes])
+def test_drawn_programs_of_what_the_code_names_show(wrong: Any) -> None:
+    """Several conditions together are reached by the branches of the code, and by what it changes."""
+    broken = Search(wrong, Promised()).on_drawn()
     assert broken is not None and broken[0] in ("keeps values", "gives checked traces")
+
+
+def test_a_drawn_call_reads_what_is_newest_as_any_operand() -> None:
+    """A quotient by a sum is read by fusions; the sum has another type than the first operand."""
+    steps = Step("aten.sum.dim_IntList", (0, 1)), Step("aten.div.Tensor", (1, MOST_PICKS - 1))
+    first, second = Case(Program((TensorType(torch.float64, (2, 3)),), steps)).trace.equations
+    assert second.args == (first.args[0], first.outputs[0])
+
+
+def test_nothing_is_drawn_for_a_transform_that_does_nothing() -> None:
+    search = Search(lambda trace: trace, Promised())
+    assert search.on_drawn() is None and search.coverage.traces < 2 * MOST_IDLE
+
+
+def test_searches_go_on_side_by_side() -> None:
+    """None waits for another one to end, and each has its part of the work."""
+    cases = [iter([Case(Program(), place)] * 12 + [None] * 12) for place in range(3)]
+    shares = [Share(part, 5.0, cases[place], str(place)) for place, part in enumerate((4, 2, 1))]
+    tried = list(in_shares(shares))
+    assert [name for _, name in tried[:14]].count("0") == 8 and {name for _, name in tried[:3]} == {"0", "1", "2"}
+    assert len(tried) == 36
 
 
 @pytest.mark.parametrize(("transform", "count"), [(lambda trace: trace, 0), (TRANSFORMS["checkpoint"], 1)])
@@ -909,7 +950,7 @@ def test_a_report_shows_which_equations_of_the_composed_trace_go_wrong() -> None
     assert "becomes" not in said and said[2] == "vmap makes of it" and said[4] == "of which without_literals makes"
     part, new, what = (said[said.index("The equations of it that without_literals gets wrong:") + i] for i in (1, 3, 4))
     assert len(part.splitlines()) == 5 and part.count("aten.reshape.default(v0, ") == 2
-    assert new.count("aten.reshape.default(v0, ") == 1 and what == "the outputs' types changed"
+    assert new.count("aten.reshape.default(v0, ") == 1 and what.startswith("the outputs' types changed: output 1 is ")
 
 
 def refuses_second(trace: Trace) -> Trace:

@@ -832,9 +832,21 @@ def _drawn_step(rng: random.Random, ops: Sequence[str], nests: Sequence[str], de
         return Step(name, rng.choice((usual, tuple(_pick(rng) for _ in range(10)))), bodies)
     if ops and rng.random() < 0.8:
         name, odds = rng.choice(ops), rng.choice(ODDS)
-        picks = (0 if rng.random() < odds else rng.randrange(n) for n in num_values(name))
+        numbers = number_places(name)
+        picks = (
+            0 if rng.random() < odds else _drawn_pick(count, place in numbers, rng)
+            for place, count in enumerate(num_values(name))
+        )
         return Step(name, tuple(picks))
     return random_step(rng, ())
+
+
+def _drawn_pick(count: int, takes_number: bool, rng: random.Random) -> int:
+    """One of so many values; the newest variable, which is the last of them, more often than each
+    number.
+    """
+    is_newest = takes_number and rng.random() < 0.5
+    return count - 1 if is_newest else rng.randrange(count)
 
 
 def _drawn_outputs(rng: random.Random) -> tuple[int, ...]:
@@ -1049,9 +1061,9 @@ def _is_finite_somewhere(program: Program) -> bool:
     return any(bool(value.isfinite().any()) for value in values[-1:])
 
 
-def runs(program: Program) -> bool:
+def runs(program: Program | Trace) -> bool:
     """Test whether eager PyTorch computes it: rules for fake tensors take further dtypes."""
-    trace = build(program)
+    trace = build(program) if isinstance(program, Program) else program
     try:
         evaluate(trace, example_inputs(trace))
     except ThunderError:

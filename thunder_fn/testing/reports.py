@@ -165,12 +165,11 @@ def first_difference(before: Trace, after: Trace, inputs: Sequence[Any]) -> str 
     for place, (equation, var, value) in enumerate(want):
         if any(_alike(value, other, rtol) for other in known):
             continue
-        at = equation.outputs.index(var)
-        alike = [item for item in have if item[0].op == equation.op] or have[place : place + 1]
         unlike = [
-            item for item in alike if not any(_alike(item[2], value, rtol) for *_, value in want)
+            item
+            for item in _in_place_of(before, after, (equation, var), have, place)
+            if not any(_alike(item[2], value, rtol) for *_, value in want)
         ]
-        unlike.sort(key=lambda item: item[0].outputs.index(item[1]) != at)
         text, there = told_apart(value, unlike[0][2]) if unlike else (str(value), "")
         lines = ["The first equation whose value is not in the new trace:"]
         lines.append(_line(equation, var, text))
@@ -178,6 +177,26 @@ def first_difference(before: Trace, after: Trace, inputs: Sequence[Any]) -> str 
             lines += ["In its place stands:", _line(unlike[0][0], unlike[0][1], there)]
         return "\n".join(lines)
     return None
+
+
+def _in_place_of(
+    before: Trace,
+    after: Trace,
+    wanted: tuple[Equation, Var],
+    have: Sequence[tuple[Equation, Var, Any]],
+    place: int,
+) -> list[tuple[Equation, Var, Any]]:
+    """The values of another trace that may stand in the place of one: what is returned where it is
+    returned, or else the results of the same op, or else what is computed in the same place.
+    """
+    equation, var = wanted
+    returned = [new for old, new in zip(before.outputs, after.outputs, strict=False) if old == var]
+    found = [item for item in have if item[1] in returned]
+    found += [item for item in have if item[0].op == equation.op] or have[place : place + 1]
+    at = equation.outputs.index(var)
+    return sorted(
+        found, key=lambda item: (item[1] not in returned, item[0].outputs.index(item[1]) != at)
+    )
 
 
 def _steps(trace: Trace, inputs: Sequence[Any]) -> list[tuple[Equation, Var, Any]]:

@@ -48,7 +48,7 @@ INTEGERS = (1, 0, -1, 2, 3)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
 """The texts that arguments of PyTorch's ops take, `None` aside."""
 
-MOST_PICKS = 11
+MOST_PICKS = 12
 """The number of values, with the default, that an argument is given at most."""
 
 
@@ -164,7 +164,7 @@ def num_values(name: str) -> tuple[int, ...]:
     draft = _draft_of_one()
     numbers = number_places(name.partition("#")[0])
     return tuple(
-        (MOST_PICKS if place in numbers else 2)
+        (MOST_PICKS if place in numbers else 3)
         if _is_tensors(argument)
         else min(len(_values(argument, draft)), MOST_PICKS)
         for place, argument in enumerate(_schema_arguments(name))
@@ -320,9 +320,9 @@ def _skip() -> Any:
 
 
 def _variable(draft: Draft, used: list[Var], numbers: Sequence[Any]) -> Any:
-    """A variable; numbers come after the two nearest ones."""
+    """A variable; numbers come after the two nearest ones, and the newest variable after them."""
     nearest = _nearest(draft, used)
-    found = [*nearest[:2], *numbers, *nearest[2:]]
+    found = [*nearest[:2], *numbers, draft.env[-1], *nearest[2:]]
     value = found[draft.number(len(found))]
     if isinstance(value, Var):
         used.append(value)

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from thunder_fn.ir.check import check
+from thunder_fn.ir.check import check, types_in
 from thunder_fn.ir.ops import overload
 from thunder_fn.ir.symbols import made_by
-from thunder_fn.ir.trace import Equation, TensorType, Trace, every_equation
+from thunder_fn.ir.trace import Equation, TensorType, Trace, Type, every_equation
 from thunder_fn.testing.branches import Branches
 from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build
 from thunder_fn.testing.given import Given
@@ -136,12 +137,17 @@ ON_PURPOSE = tuple(
 )
 """Programs that are the same for every transform."""
 
-MORE = 100
+MORE = 40
 MOST_CALLS = 240
 MOST_NESTED_CALLS = 90
-MOST_DRAWN, MOST_CHANGED, MOST_FOUND = 14_000, 600, 12
-"""The number of equations that are drawn, of programs that are judged, and of those that are
-changed further, at most.
+MOST_DRAWN, MOST_CHANGED, MOST_ALIKE = 14_000, 600, 6
+"""The number of equations that are drawn, of programs that are judged, and of those in which the
+same equations go and come, at most.
+"""
+
+MOST_FOUND, MOST_IDLE = 12, 400
+"""The number of programs that are changed further, and of those in a row that bring nothing new
+where every branch has run, at most.
 """
 
 
@@ -253,6 +259,41 @@ def reproduce(
     return decorate
 
 
+@dataclass(frozen=True)
+class Share:
+    """A search among others: its part of the work, the cost of a case in milliseconds, its cases
+    with None for what was drawn in vain, and the laws that they are tried with.
+    """
+
+    part: int
+    cost: float
+    cases: Iterator[AnyCase | None]
+    names: Sequence[str]
+
+
+def in_shares(searches: Sequence[Share]) -> Iterator[tuple[AnyCase, Sequence[str]]]:
+    """Take a case from the search that has used the least of its part, until all have ended. Costs
+    are counted, not timed, so the order is the same on every machine.
+    """
+    spent = dict.fromkeys(range(len(searches)), 0.0)
+    while spent:
+        place = min(spent, key=spent.__getitem__)
+        search, end = searches[place], object()
+        case: Any = next(search.cases, end)
+        if case is end:
+            del spent[place]
+            continue
+        spent[place] += search.cost / search.part
+        if case is not None:
+            yield case, search.names
+
+
+def _kind(equation: Equation) -> Any:
+    """An equation without the names of its variables."""
+    args = types_in(equation)
+    return equation.op, args, equation.bodies, equation.output_types
+
+
 class Search:
     """The programs that were tried for one transform, and those worth changing."""
 
@@ -284,16 +325,19 @@ class Search:
         self.coverage = Coverage(vocabulary=self.ops)
         self.coverage.applied.update(dict.fromkeys(self.laws, 0))
         self.kept: list[Program] = []
+        self.left = self.since_new = 0
+        """The numbers of traces that stayed as they were, and since a new branch ran."""
+        self.noted: tuple[Any, ...] = ()
+        """The last case, and the transform, its trace and what became of it."""
 
     def run(self, max_examples: int, traces: Sequence[Trace | Given] = ()) -> None:
         """Search, and raise what is found."""
+        basic = (Case(program) for program, _ in self._basic_programs())
         broken = (
             self.on_given(traces)
-            or self.on_purpose()
-            or self.on_drawn()
-            or self.on_symbols()
+            or self._first_broken(basic, self.alone)
+            or self._first_of(in_shares(self._searches(max_examples)))
             or self.on_few()
-            or self.at_random(max_examples)
         )
         if broken is not None:
             law, case = broken
@@ -301,6 +345,20 @@ class Search:
             keeps = self.laws.get("keeps values")
             raise described(self.transform, law, case, error, self.promised, keeps) from error
         self.coverage.note_branches(self.ran, self.functions)
+
+    def _searches(self, max_examples: int) -> list[Share]:
+        """The searches that go on side by side, with their shares of the work and the costs of
+        their cases. None of them waits for another one to end.
+        """
+        movers = (Case(program) for program, flag in self._basic_programs() if flag)
+        everything = [*self.alone, *self.beside]
+        return [
+            Share(6, 3, self._drawn(), self.alone),
+            Share(4, 4, map(Case, self._further_programs()), self.alone),
+            Share(2, 12, movers, self.movers),
+            Share(1, 40, sized_cases(self.ops), self.of_sizes),
+            Share(1, 60, self._at_random(max_examples), everything),
+        ]
 
     # what is tried
 
@@ -310,49 +368,58 @@ class Search:
         cases = [replace(one, place=place) for place, one in enumerate(given)]
         return self._first_broken(cases, [*self.alone, *self.beside])
 
-    def on_purpose(self) -> tuple[str, AnyCase] | None:
-        """Try the programs made on purpose: the basic ones alone, some of them beside other
-        transforms, then the others alone.
-        """
-        beside = list[Case]()
-
-        def basic() -> Iterator[Case]:
-            """The programs, each made when it is tried: making all of them takes seconds."""
-            for program, flag in self._basic_programs():
-                case = Case(program)
-                beside.extend([case] * flag)
-                yield case
-
-        return (
-            self._first_broken(basic(), self.alone)
-            or self._first_broken(beside, self.movers)
-            or self._first_broken(map(Case, self._further_programs()), self.alone)
-        )
-
     def on_drawn(self) -> tuple[str, AnyCase] | None:
         """Try programs of what the transform names, those that it changes."""
-        return self._first_broken(self._drawn(), self.alone)
+        return self._first_broken(filter(None, self._drawn()), self.alone)
 
-    def _drawn(self) -> Iterator[Case]:
-        """Programs that are drawn, or made of those that ran a new branch, if the transform changes
-        them.
+    def _drawn(self) -> Iterator[Case | None]:
+        """Programs that are drawn, or like others that ran a new branch or that the transform
+        changes, if it changes them in a way that is new; None for each other one.
         """
-        rng, found, seen = random.Random(0), list[Program](), set[Trace]()
-        count = 0
+        rng, found, hit = random.Random(0), list[Program](), list[Program]()
+        seen, ways = set[Trace](), Counter[Any]()
+        count, idle = 0, 0
         while count < MOST_DRAWN and len(seen) < MOST_CHANGED:
-            if found and rng.random() < 0.5:
-                program = redrawn(rng.choice(found[-MOST_FOUND:]), rng, self.ops, self.nests)
-            else:
-                program = drawn_of(rng, self.ops, self.nests)
-            case, known, count = Case(program, len(seen)), len(self.ran), count + 1
-            if not self._note(case) or case.trace in seen:
-                continue
-            count += num_equations(case.trace)
+            if idle > MOST_IDLE and not (self.ran.never_ran() or self.ran.one_sided()):
+                break
+            program = self._like_one(rng, found, hit)
+            case, known = Case(program, len(seen)), len(self.ran)
+            count, idle = count + 1, idle + 1
+            is_new = self._note(case) and case.trace not in seen
+            count += num_equations(case.trace) if is_new else 0
             if len(self.ran) > known:
                 found.append(program)
-            if self._changes(case.trace) and runs(program):
-                seen.add(case.trace)
-                yield case
+                idle = 0
+            way = self._change(case.trace) if is_new else None
+            if way is None or ways[way] >= MOST_ALIKE or not runs(case.trace):
+                yield None
+                continue
+            seen.add(case.trace)
+            hit.append(program)
+            ways[way] += 1
+            idle = 0
+            yield case
+
+    def _like_one(
+        self, rng: random.Random, found: Sequence[Program], hit: Sequence[Program]
+    ) -> Program:
+        """A new program, or one like some that ran a new branch or that the transform changes."""
+        pool = hit if hit and (not found or rng.random() < 0.6) else found
+        if pool and rng.random() < 0.7:
+            return redrawn(rng.choice(pool[-MOST_FOUND:]), rng, self.ops, self.nests)
+        return drawn_of(rng, self.ops, self.nests)
+
+    def _change(self, trace: Trace) -> Any:
+        """The equations that go and come where the transform changes a trace, None where it does
+        not. If there are none, the trace itself: then equations read other values.
+        """
+        if not self._changes(trace):
+            return None
+        made = self.noted[3] if len(self.noted) > 3 else None
+        if not isinstance(made, Trace):
+            return trace
+        old, new = (Counter(map(_kind, one.equations)) for one in (trace, made))
+        return (frozenset(old - new), frozenset(new - old)) if old != new else trace
 
     def on_symbols(self) -> tuple[str, AnyCase] | None:
         """Try programs whose sizes and numbers are variables."""
@@ -411,25 +478,15 @@ class Search:
         ]
 
     def at_random(self, count: int) -> tuple[str, AnyCase] | None:
-        """Try random programs, half of them inside of structured ops or like one that was kept.
+        """Try random programs."""
+        return self._first_broken(self._at_random(count), [*self.alone, *self.beside])
 
-        Where branches of the transform never ran, further ones are drawn, and the laws see those
-        that run a new one.
-        """
-        names = [*self.alone, *self.beside]
-        broken = self._first_broken(map(Case, self._random(count)), names)
-        if broken is not None or not (self.ran.never_ran() or self.ran.one_sided()):
-            return broken
-        return self._first_broken(map(Case, self._that_run_more(count)), names)
+    def _at_random(self, count: int) -> Iterator[Case]:
+        """Random programs, half of them inside of structured ops or like one that was kept."""
+        return map(Case, self._random(count))
 
-    def _that_run_more(self, count: int) -> Iterator[Program]:
-        for program in self._random(4 * count, 1):
-            known = len(self.ran)
-            if self._note(Case(program)) and len(self.ran) > known:
-                yield program
-
-    def _random(self, count: int, start: int = 0) -> Iterator[Program]:
-        rng = random.Random(start)
+    def _random(self, count: int) -> Iterator[Program]:
+        rng = random.Random(0)
         for number in range(count):
             drawn = drawn_cases(KINDS[number % 2], number // 50, 25)[number % 50 // 2].program
             match number % 4:
@@ -448,34 +505,65 @@ class Search:
     def _first_broken(
         self, cases: Iterable[AnyCase], names: Sequence[str]
     ) -> tuple[str, AnyCase] | None:
-        """The most basic of some laws that a program breaks, and the first that does: the laws
-        stand in that order. A more basic one is looked for in `MORE` programs after the first.
+        """The most basic of some laws that a program breaks, and the first that does."""
+        return self._first_of((case, names) for case in cases)
+
+    def _first_of(
+        self, tries: Iterable[tuple[AnyCase, Sequence[str]]]
+    ) -> tuple[str, AnyCase] | None:
+        """The most basic law that a program breaks among those that it is tried with, and the first
+        that does: the laws stand in that order. A more basic one is looked for in `MORE` programs
+        after the first.
         """
-        broken, more = None, MORE
-        for case in cases:
+        places = {name: place for place, name in enumerate(self.laws)}
+        broken, more, least = None, MORE, len(places)
+        for case, names in tries:
             more -= broken is not None
-            if not names or more < 0:
+            if more < 0 or least == 0:
                 break
-            if not self._note(case):
+            names = [name for name in names if places[name] < least]
+            if not names or not self._note(case):
                 continue
-            with remembering():
+            with remembering(*self.noted[1:]):
                 trace, inputs = case.trace, case.inputs
-                for position, name in enumerate(names):
+                for name in self._worth(names, trace):
                     if self.error_of(name, trace, inputs) is not None:
-                        names, broken = names[:position], (name, case)
+                        least, broken = places[name], (name, case)
                         break
         return broken
 
+    def _worth(self, names: Sequence[str], trace: Trace) -> Sequence[str]:
+        """The laws that are worth asking: where many traces stayed as they were, of those about a
+        single trace few more.
+        """
+        if self._changes(trace):
+            return names
+        self.left += 1
+        if self.left <= MANY_LEFT or self.left % EVERY_LEFT == 0:
+            return names
+        return [name for name in names if name not in OF_ONE_TRACE]
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """Note what runs of the transform: where long nothing new ran, once in a while."""
+        is_watched = self.since_new < MANY_LEFT or self.since_new % 3 == 0
+        return self.ran.watching() if is_watched else nullcontext()
+
     def _note(self, case: AnyCase) -> bool:
-        """Count what is in a trace, and keep its program if that, or the lines that run, is new."""
+        """Count what is in a trace, and keep its program if that, or the lines that run, is new.
+        What the transform makes of it is known then.
+        """
+        if self.noted[:1] == (case,) and self.noted[0] is case:
+            return True
         try:
             trace = case.trace
         except Exception:  # noqa: BLE001 - PyTorch refuses some arguments that schemas allow
             return False
         known = len(self.ran)
         new = self.coverage.add(trace)
-        with self.ran.watching(), suppress(Exception):  # the laws say what is wrong
-            self.transform(trace)
+        self.noted = (case,)
+        with self._watching(), suppress(Exception):  # the laws say what is wrong
+            self.noted = (case, self.transform, trace, self.transform(trace))
+        self.since_new = 0 if len(self.ran) > known else self.since_new + 1
         if isinstance(case, Case) and (new or len(self.ran) > known):
             self.kept.append(case.program)
         return True
@@ -501,7 +589,8 @@ class Search:
     def _changes(self, trace: Trace) -> bool:
         """Test whether the transform makes another trace, or nothing, of this one."""
         try:
-            return once(self.transform, trace) != trace
+            known = self.noted[2:3] and self.noted[2] is trace
+            return (self.noted[3] if known else once(self.transform, trace)) != trace
         except Exception:  # noqa: BLE001 - the laws say what is wrong
             return True
 
@@ -564,6 +653,13 @@ OF_CHANGES = (
     "leaves closed-over tensors alone",
 )
 """Laws that compare values: where the transform leaves a trace as it is, nothing is computed."""
+
+
+OF_ONE_TRACE = ("gives checked traces", "is pure", "carries facts", "has lines")
+"""Laws that hold of a trace that stays as it is, unless they break for most such traces."""
+
+MANY_LEFT, EVERY_LEFT = 200, 8
+"""After so many traces that stay as they are, these laws are asked about one in this many."""
 
 
 def laws_of_transform(transform: Transform, promised: Promised) -> dict[str, Law]:
@@ -635,9 +731,10 @@ def _may_find(equation: Equation) -> bool:
 
 @law_of
 def _pure(transform: Transform, trace: Trace, inputs: Inputs) -> None:
-    text, state = str(trace), torch.get_rng_state()
-    first, second = transform(trace), transform(trace.renamed(trace.name))
-    holds(str(trace) == text, "the trace was changed", trace=trace)
+    first, copy = once(transform, trace), trace.renamed(trace.name)
+    text, state = str(copy), torch.get_rng_state()
+    second = transform(copy)
+    holds(str(copy) == text, "the trace was changed", trace=trace)
     drew = not torch.equal(state, torch.get_rng_state())
     holds(not drew, "random numbers were drawn while transforming", trace=trace)
     holds(first == second, "equal traces gave different traces", first=first, second=second)
@@ -667,8 +764,11 @@ def others(values: Values) -> Values:
 @law_of
 def _keeps_values(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     new = transform(trace)
-    holds(new.input_types == trace.input_types, "the inputs' types changed", made=new)
-    holds(new.output_types == trace.output_types, "the outputs' types changed", made=new)
+    for what, old, now in (
+        ("input", trace.input_types, new.input_types),
+        ("output", trace.output_types, new.output_types),
+    ):
+        holds(now == old, f"the {what}s' types changed{_first_change(what, old, now)}", made=new)
     if draws(trace):
         return False
     want = values_of(trace, inputs)
@@ -681,6 +781,14 @@ def _keeps_values(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     close(floats(have), floats(want), rtol, "the transformed trace", made=new)
     agree(others(have), others(want), "the transformed trace", made=new)
     return True
+
+
+def _first_change(what: str, old: Sequence[Type], new: Sequence[Type]) -> str:
+    """The first type that is another one, or the numbers of types."""
+    if len(old) != len(new):
+        return f": there are {len(new)}, and were {len(old)}"
+    places = (i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+    return "".join(f": {what} {i} is {new[i]}, and was {old[i]}" for i in list(places)[:1])
 
 
 def _finite(values: Values) -> tuple[torch.Tensor, ...]:
