@@ -7,6 +7,7 @@ import copy
 import enum
 import functools
 import math
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -409,3 +410,15 @@ def test_values_of_all_kinds_come_in_and_go_out(mode: str) -> None:
             for rows in (2, 3):
                 _, mine, text, (again,) = g(torch.ones(rows), value)
                 assert type(mine) is type(again) is type(value) and text == repr(mine) == repr(value)
+
+
+def test_generic_types_ask_for_no_number() -> None:
+    """Older Pythons run `typing_extensions` where a generic type is written, which asks for the types of its parts."""
+    pytest.importorskip("typing_extensions")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        kind = typing.TypeVar("kind")
+        pair = tuple[kind, typing.Callable[[kind], kind]]  # type: ignore[valid-type]
+        return x * int(x.sum()) * len(typing.get_args(pair))
+
+    assert torch.equal(jit(f)(torch.ones(2)), f(torch.ones(2)))

@@ -56,6 +56,7 @@ _MACHINERY = frozenset(
         "networkx",
         "numpy",
         "mpmath",
+        "typing_extensions",
         "hypothesis",
         "_pytest",
     )
