@@ -19,6 +19,7 @@ PHYSICAL = {
 """Lazy conjugation and negation, bits that a type does not have, and the ops that do it at once."""
 SAME: dict[str, Callable[..., tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "prims.conj_physical.default": lambda x: (ops.aten.conj_physical.default, (x,), {}),
+    "aten._conj_physical.default": lambda x: (ops.aten.conj_physical.default, (x,), {}),
     "prims.convert_element_type.default": lambda x, dtype: (
         ops.aten._to_copy.default,
         (x,),
