@@ -166,7 +166,8 @@ def _profiled(step: Callable[[], object]) -> str:
 
 
 def _recorded(kinds: list[ProfilerActivity], step: Callable[[], object]) -> str:
-    with profile(activities=kinds, record_shapes=True) as found:
+    # PyTorch 2.11 warns that a second run would clear the events, in each first one.
+    with profile(activities=kinds, record_shapes=True, acc_events=True) as found:
         step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
