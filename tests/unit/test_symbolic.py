@@ -101,6 +101,16 @@ def test_gradient_with_symbolic_numbers() -> None:
     assert cache_info(f).misses == 1
 
 
+@pytest.mark.parametrize("number", [0.5, 1.0, 2.0])
+def test_a_power_decides_nothing_about_its_number(number: float) -> None:
+    """PyTorch 2.11 computes powers with these numbers as other ops."""
+    x = torch.rand(3, dtype=torch.float64) + 0.5
+    f = lambda x, n: x**n + n**x
+    trace = capture(f, (x, number), symbolic=symbolic_leaves((x, number), [(1, None)])).trace
+    for n in (number, 0.75, 3.0):
+        torch.testing.assert_close(evaluate(trace, [x, n]), (f(x, n),))
+
+
 def test_misses_tell_what_kind_of_argument_changed() -> None:
     f = jit(lambda x, n=None: x)
     x = torch.ones(2)

@@ -305,6 +305,13 @@ def _gru_cell_backward(grad: Any, _: Any, has_bias: bool) -> Any:
     return *gates, grad.new_empty(rows, size), *biases
 
 
+def _power(a: Any, b: Any) -> Any:
+    """A power with a symbolic number, which PyTorch 2.11 compares with 0.5, 1 and 2."""
+    if not isinstance(a, torch.SymFloat) and not isinstance(b, torch.SymFloat):
+        return NotImplemented
+    return aten.mul.Tensor(b, a) if isinstance(a, torch.SymFloat) else aten.mul.Tensor(a, b)
+
+
 def _shift(as_bits: OpOverload) -> Callable[..., Any]:
     """A rule of a shift of bools, which the kernels compute in the type that both promote to."""
 
@@ -316,6 +323,8 @@ def _shift(as_bits: OpOverload) -> Callable[..., Any]:
 
 
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.pow.Tensor_Scalar: _power,
+    aten.pow.Scalar: _power,
     aten.__lshift__.Scalar: _shift(aten.bitwise_left_shift.Tensor_Scalar),
     aten.__lshift__.Tensor: _shift(aten.bitwise_left_shift.Tensor),
     aten.__rshift__.Scalar: _shift(aten.bitwise_right_shift.Tensor_Scalar),
