@@ -1075,3 +1075,13 @@ def test_calls_of_libraries_in_a_collection_are_none_of_the_function() -> None:
         gc.callbacks.remove(note)
     watch.called_library("somewhere", "set_state")
     assert seen[0] and not watch.is_repeatable
+
+
+def test_classes_without_a_module_are_seen() -> None:
+    """`type` makes such a class in code that has no `__name__`."""
+    scope: dict[str, Any] = {}
+    exec("K = type('K', (), {'v': 2.0}); k = K(); f = lambda x: x * K.v * k.v", scope)
+    f = jit(scope["f"])
+    assert torch.equal(f(X), X * 4) and torch.equal(tfn.grad(lambda x: scope["f"](x).sum())(X), X * 4 / X)
+    scope["K"].v = 3.0
+    assert torch.equal(f(X), X * 9)

@@ -44,6 +44,7 @@ from thunder_fn.capture.outside.reads import (
     content_of,
     is_a,
     is_object,
+    module_of,
 )
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.recorded import Decision
@@ -226,9 +227,9 @@ def _fields_of(cls: type) -> tuple[str, ...]:
     function or a pullback; those in its `KEY` if it has one. Empty for other classes.
     """
     known, chosen = getattr(cls, "__dataclass_params__", None), getattr(cls, "KEY", None)
-    if chosen is not None and cls.__module__.startswith("thunder_fn."):
+    if chosen is not None and module_of(cls).startswith("thunder_fn."):
         return tuple(chosen)
-    is_ours = cls.__module__.startswith("thunder_fn.") and cls not in (Trace, Captured)
+    is_ours = module_of(cls).startswith("thunder_fn.") and cls not in (Trace, Captured)
     is_value = is_ours and known is not None and known.frozen and known.eq
     return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
 

@@ -24,6 +24,7 @@ from thunder_fn.capture.outside.reads import (
     content_of,
     dict_of,
     is_a,
+    module_of,
 )
 from thunder_fn.capture.places import (
     APPENDED,
@@ -127,7 +128,7 @@ def _parts_of(value: Any) -> Iterable[Any]:
     if is_a(value, CONTAINERS):
         items = content_of(value)
         return (item for _, item in items) if is_a(value, dict) else items
-    if type(value).__module__.startswith("thunder_fn."):
+    if module_of(type(value)).startswith("thunder_fn."):
         return (getattr(value, "fn", None),)
     return (fields,) if type(fields := dict_of(value)) is dict else ()
 

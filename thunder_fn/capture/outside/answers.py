@@ -32,7 +32,7 @@ import torch
 import torch.multiprocessing
 
 from thunder_fn.capture.outside.process import ASKED
-from thunder_fn.capture.outside.reads import ABSENT, is_a, seen
+from thunder_fn.capture.outside.reads import ABSENT, is_a, module_of, seen
 from thunder_fn.capture.recorder import CHANGED
 
 
@@ -197,6 +197,6 @@ def rests_on(value: Any) -> Callable[[], Any] | None:
     """The question whose answer decides about the use of a value; None if there is none."""
     is_named = is_a(value, (type, types.BuiltinFunctionType, types.FunctionType))
     of = value if is_named else type(value)
-    if of.__module__ in ("decimal", "_decimal"):
+    if module_of(of) in ("decimal", "_decimal"):
         return decimal_context
     return RESTS_ON.get(id(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextvars
 import functools
 import gc
@@ -57,10 +56,12 @@ from thunder_fn.capture.outside.reads import (
     ARRAYS,
     CONTAINERS,
     HEAP_TYPE,
+    SEQUENCES,
     dict_of,
     fields_of,
     is_a,
     length_of,
+    module_of,
 )
 from thunder_fn.ir.text import escaped
 
@@ -83,7 +84,6 @@ _WRITERS = frozenset(
 )
 """Methods that write to their object, and that no hook sees where they are of C."""
 _GENERATOR = inspect.CO_GENERATOR
-_SEQUENCES = (list, tuple, collections.deque)
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _DRAWING = (
     random.Random,
@@ -127,9 +127,9 @@ class Attributes(Reached):
             return members
         if not self.is_outside(value):
             return self.items(value, path) if type(value) in EXACT else ()
-        if not is_a(value, (*_SEQUENCES, dict, types.MappingProxyType)) or keys is None:
+        if not is_a(value, (*SEQUENCES, dict, types.MappingProxyType)) or keys is None:
             return self.unknown_item(value, path, frame)
-        is_sequence = is_a(value, _SEQUENCES)
+        is_sequence = is_a(value, SEQUENCES)
         found: list[Any] = []
         for name in keys:
             if not is_sequence or is_a(name, int):
@@ -305,7 +305,7 @@ class Attributes(Reached):
             return self.container_attribute(value, name, path, frame)
         self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
-        is_slot = is_slot or type(of_class).__module__ == "_ctypes"
+        is_slot = is_slot or module_of(type(of_class)) == "_ctypes"
         if is_a(value, types.FunctionType) and name in _OF_FUNCTIONS:
             self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
             return (found,)
@@ -322,7 +322,7 @@ class Attributes(Reached):
         if found is ABSENT and is_a(of_class, functools.cached_property):
             self.late.append((value, name, path))
             self.touched.add(id(held))
-        elif type(value).__module__ == "logging" or not is_ours(type(value).__module__):
+        elif module_of(type(value)) == "logging" or not is_ours(module_of(type(value))):
             found = self.own_attribute(value, name, path)
         if found is not ABSENT:
             return (self.reach(found, path),)
@@ -386,7 +386,7 @@ class Attributes(Reached):
     def class_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute that an object has from its class."""
         of_class = look("class", type(value), name)
-        is_fixed = is_a(value, Enum) or is_ours(type(value).__module__)
+        is_fixed = is_a(value, Enum) or is_ours(module_of(type(value)))
         if not is_fixed and (reference := reference_to(value)):
             self.edge("type", reference, None, f"the class of {path}")
         self.edge("class", type(value), name, path)
@@ -411,7 +411,7 @@ class Attributes(Reached):
                 is_followed = (is_held or id(value) not in self.own) and self.is_outside(value)
                 return (self.reach(section[name], path) if is_followed else section[name],)
         found = look("class", type(value), name)
-        if found is ABSENT or is_ours(type(value).__module__):
+        if found is ABSENT or is_ours(module_of(type(value))):
             return ()
         self.edge("class", type(value), name, path)
         return (self.reach(found, path),)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from thunder_fn.capture.outside.reads import is_a
+from thunder_fn.capture.outside.reads import is_a, module_of
 
 _MODULES = frozenset(
     [
@@ -155,7 +155,7 @@ class Effects:
 def changed_by(function: Any) -> Any:
     """The container that a call of this C method changes; None for other functions."""
     owner = getattr(function, "__self__", None)
-    is_array = type(owner).__module__ == "numpy"
+    is_array = module_of(type(owner)) == "numpy"
     is_change = (is_array or is_a(owner, _CONTAINERS)) and function.__name__ in CHANGES
     return owner if is_change else None
 
@@ -169,7 +169,7 @@ def is_effect(function: Any) -> bool:
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
     else:
         cls = owner if is_a(owner, type) else type(owner)
-        module = cls.__module__
+        module = module_of(cls)
         if module in _HANDLES:
             return name == "set"
     return is_stateful(module, name)

@@ -62,10 +62,12 @@ from thunder_fn.capture.outside.reads import (
     HOLDERS,
     LONG,
     PLAIN,
+    SEQUENCES,
     dict_of,
     fields_of,
     is_a,
     met,
+    module_of,
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED
@@ -480,7 +482,7 @@ class Evaluator(Attributes):
         _, of, key = source
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
-                keys = None if is_a(value, (list, tuple)) else self.keys(key, frame, memo)
+                keys = None if is_a(value, SEQUENCES) else self.keys(key, frame, memo)
                 self.item(value, keys, self.path(value, text(of)), frame)
         return ()
 
@@ -719,7 +721,7 @@ class Evaluator(Attributes):
     def attribute_of_class(self, value: Any, name: str) -> None:
         """Note a method that its class has for an operator."""
         cls = type(value)
-        if is_a(look("class", cls, name), types.FunctionType) and not is_ours(cls.__module__):
+        if is_a(look("class", cls, name), types.FunctionType) and not is_ours(module_of(cls)):
             self.edge("class", cls, name, f"{cls.__name__}.{name}")
 
     def whole(self, value: Any, path: str, depth: int = 2) -> None:

@@ -33,6 +33,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    module_of,
 )
 
 _NO_READS = frozenset(
@@ -223,8 +224,8 @@ def is_of_library(value: Any) -> bool:
     cls = type(value)
     return (
         bool(cls.__flags__ & HEAP_TYPE)
-        and is_machinery(cls.__module__)
-        and not is_ours(cls.__module__)
+        and is_machinery(module_of(cls))
+        and not is_ours(module_of(cls))
     )
 
 
@@ -236,8 +237,8 @@ def is_library_module(module: types.ModuleType) -> bool:
 
 def is_open(cls: Any) -> bool:
     """Test for a class of the user's, whose attributes somebody may bind anew."""
-    name = cls.__module__
-    if not is_a(name, str) or not cls.__flags__ & HEAP_TYPE or is_machinery(name):
+    name = module_of(cls)
+    if not cls.__flags__ & HEAP_TYPE or is_machinery(name):
         return False
     module = sys.modules.get(name)
     return not (is_a(module, types.ModuleType) and is_library_module(module))
@@ -326,8 +327,8 @@ def is_opaque(value: Any) -> bool:
     is_known = is_a(value, (*NO_FIELDS, *CONTAINERS, *ARRAYS, *VIEWS, types.MappingProxyType))
     if is_known or type(value) is object or is_code(value):
         return False
-    module = type(value).__module__
-    if any(base.__module__ == "_ctypes" for base in type(value).__mro__):
+    module = module_of(type(value))
+    if any(module_of(base) == "_ctypes" for base in type(value).__mro__):
         return True
     return not (
         module.partition(".")[0] in _SETTLED
@@ -340,14 +341,14 @@ def progress_of(value: Any) -> Any:
     """The position of an iterator; None if it does not tell it."""
     if is_a(value, types.GeneratorType):
         return value.gi_frame.f_lasti if value.gi_frame is not None else -1
-    if type(value).__module__ == "_io":
+    if module_of(type(value)) == "_io":
         try:
             return value.tell()
         except (OSError, ValueError):
             return None
-    if type(value).__module__ == "itertools" and type(value).__name__ in ("count", "repeat"):
+    if module_of(type(value)) == "itertools" and type(value).__name__ in ("count", "repeat"):
         return repr(value)
-    found = operator.length_hint(value, -1) if type(value).__module__ == "builtins" else -1
+    found = operator.length_hint(value, -1) if module_of(type(value)) == "builtins" else -1
     return None if found < 0 else found
 
 

@@ -56,6 +56,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     length_of,
     met,
+    module_of,
     nbytes_of,
 )
 from thunder_fn.capture.places import Snapshot, snapshot
@@ -176,7 +177,7 @@ class Reached:
                 self.content(found, f"{path}.{name}")
         elif is_a(value, type):
             self.reach_class(value)
-        elif is_machinery(type(value).__module__):
+        elif is_machinery(module_of(type(value))):
             for item in () if is_a(value, CONTAINERS) else (fields_of(value) or {}).values():
                 if callable(item):
                     self.reach(item, path, depth - 1)
@@ -291,7 +292,7 @@ class Reached:
         """Reach a class, whose methods are known by their code, and those of its metaclass."""
         meta: type = type(cls)
         for base in (*cls.__mro__[:-1], *meta.__mro__[:-2]):
-            if id(base) in self.classes or str(base.__module__).startswith(("torch.", "builtins")):
+            if id(base) in self.classes or module_of(base).startswith(("torch.", "builtins")):
                 continue
             self.classes[id(base)] = base
             for item in tuple(base.__dict__.values()):
@@ -343,7 +344,7 @@ class Reached:
     def bases(self, cls: type, path: str) -> None:
         """Guard the bases of a class of the user's."""
         place = "attr", id(cls), "__mro__"
-        if place not in self.edges and not is_machinery(str(cls.__module__)):
+        if place not in self.edges and not is_machinery(module_of(cls)):
             self.edges[place] = Edge("attr", cls, "__mro__", cls.__mro__, f"the bases of {path}")
 
     def content(self, value: Any, path: str, *, is_part: bool = False) -> None:
@@ -371,7 +372,7 @@ class Reached:
     def fields(self, value: Any, path: str) -> None:
         """Reach the attributes of an object, any of which unseen code may read."""
         found = None if is_a(value, NO_FIELDS) or is_code(value) else fields_of(value)
-        if found is None or is_ours(type(value).__module__):
+        if found is None or is_ours(module_of(type(value))):
             return
         is_new = ("content", id(value), None) not in self.edges
         if is_new:
@@ -441,7 +442,7 @@ class Reached:
         cls = type(value)
         found = self.data.get(cls)
         if found is None:
-            is_settled = is_a(value, Enum) and is_machinery(cls.__module__)
+            is_settled = is_a(value, Enum) and is_machinery(module_of(cls))
             is_plain = is_a(value, PLAIN) and (is_settled or dict_of(value) is None)
             found = self.data[cls] = is_plain or is_a(value, torch.Tensor)
         return found

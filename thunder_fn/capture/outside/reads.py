@@ -90,6 +90,8 @@ _FUNCTIONS = (
 BUFFERS = (bytearray, memoryview, array.array)
 """Arrays of Python's own, which hold numbers."""
 ARRAYS = (numpy.ndarray, numpy.generic, *BUFFERS)
+SEQUENCES = (list, tuple, deque)
+"""Containers whose items have positions."""
 CONTAINERS = (list, tuple, set, frozenset, dict, deque)
 HOLDERS = (list, set, dict, deque)
 """Containers, and classes of the user's that derive from them, to which a function may write."""
@@ -121,6 +123,12 @@ def is_object(value: Any) -> bool:
         and not hasattr(cls, "__next__")
         and not issubclass(cls, (type, torch.Tensor))
     )
+
+
+def module_of(cls: type) -> str:
+    """The name of the module of a class; empty for a class that has none."""
+    name: Any = getattr(cls, "__module__", "")
+    return name if is_a(name, str) else ""
 
 
 def dict_of(value: Any) -> Any:
