@@ -125,8 +125,8 @@ def is_object(value: Any) -> bool:
     )
 
 
-def module_of(cls: type) -> str:
-    """The name of the module of a class; empty for a class that has none."""
+def module_of(cls: Any) -> str:
+    """The name of the module of a class or function; empty if it has none."""
     name: Any = getattr(cls, "__module__", "")
     return name if is_a(name, str) else ""
 
