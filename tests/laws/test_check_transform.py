@@ -861,6 +861,18 @@ def test_a_drawn_call_reads_what_is_newest_as_any_operand() -> None:
     assert second.args == (first.args[0], first.outputs[0])
 
 
+def without_padding(trace: Trace) -> Trace:
+    """Wrong: the values of an embedding do not depend on `padding_idx`, and gradients do."""
+    plain = lambda e: replace(e, args=e.args[:2]) if e.op.name == "aten.embedding.default" else e
+    return replace(trace, equations=tuple(map(plain, trace.equations)))
+
+
+def test_an_argument_of_a_recorded_call_shows_beside_defaults() -> None:
+    search, law = Search(without_padding, Promised()), "commutes with vjp"
+    cases = [Case(program) for program in calls_of("aten.embedding.default")]
+    assert any(search.error_of(law, case.trace, case.inputs) for case in cases)
+
+
 def test_nothing_is_drawn_for_a_transform_that_does_nothing() -> None:
     search = Search(lambda trace: trace, Promised())
     assert search.on_drawn() is None and search.coverage.traces < 2 * MOST_IDLE

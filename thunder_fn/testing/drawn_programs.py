@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.check import fake_result_types
+from thunder_fn.ir.check import fake_result_types, types_in
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.trace import (
     Arg,
@@ -215,6 +215,12 @@ class Skip(Exception):
     """The exception of a step that nothing suits here."""
 
 
+_refused: set[object] = set()
+"""The calls of leaves, with types for variables, that PyTorch has refused: to ask again costs as
+much as any answer, and programs that are drawn ask it often.
+"""
+
+
 Suits: TypeAlias = Callable[[Var], bool]
 
 
@@ -304,9 +310,14 @@ class Draft:
         op = ops.leaf(overload)
         new_args = tuple(map(as_arg, args))
         new_kwargs = tuple((key, as_arg(value)) for key, value in kwargs.items())
+        call = Equation(op, new_args, new_kwargs, ())
+        question = (op, *types_in(call))
+        if question in _refused:
+            raise Skip
         try:
-            types = fake_result_types(Equation(op, new_args, new_kwargs, ()))
-        except (RuntimeError, IndexError, TypeError, ValueError):
+            types = fake_result_types(call)
+        except (RuntimeError, IndexError, TypeError, ValueError, AssertionError):
+            _refused.add(question)
             raise Skip from None
         if types is None or any(elements(type) > MAX_ELEMENTS for type in types):
             raise Skip

@@ -22,6 +22,7 @@ from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, b
 from thunder_fn.testing.schemas import (
     DTYPES,
     MOST_PICKS,
+    MOST_PLAINER,
     NUMBERS,
     UNCHECKED,
     calls_of_samples,
@@ -30,6 +31,7 @@ from thunder_fn.testing.schemas import (
     num_picks,
     num_values,
     number_places,
+    plainer_calls_of_samples,
     takes,
     tensor_places,
 )
@@ -978,6 +980,7 @@ def calls_of(name: str) -> tuple[Program, ...]:
     PyTorch's own samples do.
     """
     samples = [program for _, program in calls_of_samples(name)]
+    samples += itertools.islice(plainer_calls_of_samples(name), MOST_PLAINER)
     found: dict[object, Program] = {}
     variants = _variants(name)
     few = (variants[0], max(variants, key=lambda step: sum(map(bool, step.picks))))
