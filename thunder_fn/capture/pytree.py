@@ -47,8 +47,11 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
         ) from None
     if spec.num_nodes - len(leaves) > MAX_DEPTH:
         _check_depth(spec)
-    if has_dicts(spec) and _has_tensor_keys(spec):
-        return flatten(_sortable(tree))
+    if has_dicts(spec):
+        if _has_tensor_keys(spec):
+            return flatten(_sortable(tree))
+        if _has_ordered(spec) and any(map(_is_moved, nodes_in(tree))):
+            return flatten(_in_order(tree))
     unknown = {type(leaf) for leaf in leaves if _is_container(leaf)}
     if not unknown:
         return leaves, spec
@@ -72,7 +75,7 @@ def flatten_but(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], P
     if has_tensor_keys(tree) or not isinstance(tree, containers):
         return ([tree], _ONE_LEAF) if is_leaf(tree) else flatten(tree)
     flatten(tree)  # registers classes
-    return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    return optree.tree_flatten(_in_order(tree, is_leaf), is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def flatten_up_to(spec: PyTreeSpec, tree: Any) -> list[Any]:
@@ -138,6 +141,7 @@ def with_own_parts(before: Any, after: Any) -> Any:
     flatten(before)  # registers classes
     if has_tensor_keys(before):
         return after
+    before = _in_order(before, _is_own)
     parts, spec = optree.tree_flatten(before, is_leaf=_is_own, namespace=NAMESPACE)
     now = spec.flatten_up_to(after)
     return unflatten(
@@ -448,6 +452,35 @@ def _taken_apart(held: Any) -> tuple[list[Any], _Keys]:
 
 optree.register_pytree_node(_Unsorted, _taken_apart, _sorted_again, namespace=NAMESPACE)
 _registered.add(_Unsorted)
+
+
+# ---- ordered dicts whose keys were moved, of which optree sees the order before ----
+
+
+def _is_moved(value: Any) -> bool:
+    """Test for an ordered dict with another order than that of the dict in it."""
+    return type(value) is collections.OrderedDict and not all(
+        map(operator.is_, value, dict.keys(value))
+    )
+
+
+def _in_order(tree: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
+    """The tree, with new ordered dicts for those whose keys were moved, but for leaves."""
+    is_moved = lambda value: _is_moved(value) and not is_leaf(value)
+
+    def renew(value: Any) -> Any:
+        if not is_moved(value):
+            return value
+        items = ((key, _in_order(item, is_leaf)) for key, item in value.items())
+        return collections.OrderedDict(items)
+
+    stops = lambda value: is_moved(value) or is_leaf(value)
+    return optree.tree_map(renew, tree, is_leaf=stops, namespace=NAMESPACE)
+
+
+@functools.lru_cache(1024)
+def _has_ordered(spec: PyTreeSpec) -> bool:
+    return spec.type is collections.OrderedDict or any(map(_has_ordered, spec.children()))
 
 
 # ---- objects that hold tensors ----
