@@ -543,6 +543,19 @@ def first_equations_of_both(trace: Trace) -> Trace:
     return replace(trace, equations=tuple(map(of, trace.equations)))
 
 
+def scalars_written(trace: Trace) -> Trace:
+    """Wrong: a scalar that is closed over becomes a literal, and would not change any more."""
+    known = {c.var: c.tensor for c in trace.constants if c.tensor.dim() == 0}
+
+    def step(builder: Any, e: Equation, operands: Any) -> Any:
+        if e.op.name != "aten.mul.Tensor" or not {*e.operands[1:]} & known.keys():
+            return put(builder, e, operands)
+        number = Literal(known[e.operands[1]].item())
+        return builder.add(ops.leaf(ops.aten.mul.Scalar), (operands[0], number), e.output_types)
+
+    return rewritten(trace, step)
+
+
 def effects_last(trace: Trace) -> Trace:
     """Wrong: calls of Python go behind those in bodies."""
     late = [e for e in trace.equations if e.op.name == EFFECT]
@@ -805,6 +818,7 @@ def written_out(name: str, *parts: Any) -> Any:
         (empty_loops_run_once, "keeps values", LOOPS),
         (read_in_order, "keeps values", CHAINED),
         (constants_by_address, "keeps values", CONSTANTS),
+        (scalars_written, "leaves closed-over tensors alone", CONSTANTS),
         (without_contiguous, "keeps shared memory", ALIASES),
         (calls_merged_in_loops, "draws as many numbers", DRAWS),
     ],

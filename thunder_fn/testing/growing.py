@@ -309,6 +309,7 @@ CONSTANTS: tuple[Program, ...] = (
     Program((VECTOR,), (_OWN, Step("bernoulli", (0,)), Step("sin"))),
     Program((VECTOR,), (_CLOSED, Step("two_constants"), Step("mul", (0, 1)), Step("sin"))),
     Program((), (Step("transposed_constant"),)),
+    Program((VECTOR,), (Step("scaled"),)),
     *(nested(name, (_OWN, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
     *(nested(name, (_CLOSED, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
 )

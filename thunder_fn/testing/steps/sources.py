@@ -94,6 +94,9 @@ CONSTANTS = (
 )
 """Tensors that programs close over, by reference."""
 
+_SCALE = torch.tensor(0.5, dtype=torch.float64)
+"""A number that programs close over: it looks like a literal, and may change."""
+
 _SQUARE = torch.tensor([[0.5, -1.5, 1.0], [0.25, 2.0, -0.5], [1.25, 0.75, -1.0]]).double()
 
 
@@ -253,6 +256,9 @@ def _extreme(d: Draft, _: Step) -> None:
 STEPS["cousin"], STEPS["effect"], STEPS["written"] = _cousin, _effect, _written
 STEPS["extreme"] = _extreme
 STEPS["transposed_constant"] = lambda d, _: void(_difference(d, _SQUARE, _SQUARE.t()))
+STEPS["scaled"] = lambda d, _: void(
+    d.leaf(aten.mul.Tensor, d.var(is_real), d.builder.constant(_SCALE))
+)
 """Steps that are in programs made on purpose only, as is an operator."""
 
 
