@@ -378,7 +378,8 @@ class Kept:
             return
         for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
             place = identity, key
-            if kind in PLACES and place in self.wanted and is_numeric(old):
+            is_kept = identity in self.contents
+            if kind in PLACES and place in self.wanted and is_numeric(old) and not is_kept:
                 yield place, (holder, key)
 
     def _renumbered(self) -> Iterator[Change]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -30,7 +29,7 @@ def is_alias(op: Op) -> bool:
     return op.kind != "leaf" or is_view or internals.is_decomposed(ops.overload(op))
 
 
-@cache
+@kept_of_ops()
 def may_alias(op: Op) -> bool:
     """Test whether results may lie in the memory of operands. Of ops of other libraries schemas
     do not tell.
@@ -38,7 +37,7 @@ def may_alias(op: Op) -> bool:
     return is_alias(op) or ops.is_effectful(op) or ops.overload(op).namespace != "aten"
 
 
-@cache
+@kept_of_ops()
 def is_fresh(op: Op) -> bool:
     """Test whether the op's results are dense memory that it has just allocated, each its own. A
     list: schemas do not tell.
@@ -51,13 +50,13 @@ def is_fresh(op: Op) -> bool:
     return torch.Tag.pointwise in overload.tags or op in facts.ALLOCATES or is_over_lists(op)
 
 
-@cache
+@kept_of_ops()
 def is_over_lists(op: Op) -> bool:
     """Test whether the op computes a list of tensors from lists, element by element."""
     return op.kind == "leaf" and op.name.startswith("aten._foreach_")
 
 
-@cache
+@kept_of_ops()
 def is_reshape(op: Op) -> bool:
     """Test whether the op shows every element of its first operand, in memory of it or in a
     copy.
