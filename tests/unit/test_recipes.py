@@ -562,6 +562,7 @@ class Counts(Breaks):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of 2.11, of `super()`
 def test_what_decides_on_values_goes_through_dynamo() -> None:
     """Dynamo takes over if no recipe wants a frontend: with a warning, once, and as if the first attempt had not
     been.

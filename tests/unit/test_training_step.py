@@ -619,6 +619,22 @@ def test_numbers_and_tensors_that_a_step_binds_anew() -> None:
     assert (info.misses, info.hits) == (2, 4)
 
 
+def test_a_step_reads_from_outside() -> None:
+    scales = {"k": 1.0}
+
+    class Scaled(optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.sub_(param.grad * (scales["k"] * group["lr"]))
+
+    compare(
+        lambda model: Scaled(model.parameters(), {"lr": 0.1}),
+        between=lambda side, call: scales.update(k=call + 2.0),
+    )
+
+
 class Twins(torch.nn.Module):
     """Two parameters that have the same gradient."""
 

@@ -37,7 +37,6 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
-from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorded import Layout, Leaf, Scope, leaves_of
@@ -195,7 +194,7 @@ class Recorder:
             {} if outer is None else dict(outer.module_paths)
         )
         self.kept: Kept | None = None
-        self.steps: list[tuple[Any, Any]] = []
+        self.steps: list[AbstractContextManager[None]] = []
         self._undone: dict[tuple[int, str], Var] = {}
         self.viewed: dict[int, Var] = {}
         self.contiguous: set[int] = set()
@@ -353,20 +352,18 @@ class Recorder:
         """Begin the step of an optimizer: PyTorch's code takes its eager branches, which compute
         with Python's numbers.
         """
-        self.steps.append((frames.pause(), internals.eager_branches()))
-        self.steps[-1][1].__enter__()
+        self.steps.append(internals.eager_branches())
+        self.steps[-1].__enter__()
 
     def end_step(self) -> None:
         """End the step."""
         if self.steps:
-            watching, branches = self.steps.pop()
-            branches.__exit__(None, None, None)
-            frames.resume(watching)
+            self.steps.pop().__exit__(None, None, None)
 
     def give_up_steps(self) -> None:
         """End all steps, one of which has failed."""
         while self.steps:
-            self.steps.pop()[1].__exit__(None, None, None)
+            self.end_step()
 
     @contextmanager
     def detaches(self) -> Generator[None]:
