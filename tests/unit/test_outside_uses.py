@@ -30,7 +30,7 @@ X = torch.ones(2)
 class Row:
     """An object with attributes."""
 
-    a: float = 1.0
+    a: Any = 1.0
     b: float = 2.0
 
 
@@ -216,3 +216,17 @@ def test_tensors_in_an_ordered_dict_whose_keys_were_moved() -> None:
     loss = lambda held: sum(n * one.sum() for n, one in enumerate(held.values()))
     assert list(tfn.grad(loss)(given)) == ["b", "c", "a"]
     assert str(tfn.grad(loss)(given)) == str(torch.func.grad(loss)(given))
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda held: {"k": [held]}, Row, lambda held: [Row(Row(held))]], ids=["dict", "row", "rows"]
+)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_is_returned_is_that_of_the_call(holder: str, inside: Callable[[Any], Any]) -> None:
+    make, change = HOLDERS[holder]
+    given = inside(held := make())
+    f = tfn.jit(lambda x: (x * 2, given))
+    for step in range(3):
+        assert repr(f(X)[1]) == repr(given)
+        if step == 1:
+            change(held)

@@ -437,6 +437,8 @@ class _Attempt:
         """
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
         leaves, spec = pytree.flatten(result)
+        if (watch := frames.observer()) is not None:
+            watch.gives(pytree.nodes_in(result))
         leaves = [*map(alive, leaves)]
         statics = tuple(static_of(leaf, f, name) for leaf in leaves)
         results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -117,6 +117,9 @@ class Observer(Protocol):
     def is_outside(self, value: Any) -> bool:
         """Test whether a value was not made by the traced function."""
         ...
+
+    def gives(self, nodes: Sequence[Any]) -> None:
+        """Note the nodes of the result, which is taken apart."""
 
     def moment(self) -> Moment:
         """Note what places outside hold now; a call of the result gives it back to them."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -220,6 +220,17 @@ class Watch(Evaluator):
         return Moment(self.counted, self.before, self.contents, is_of_trace)
 
     # ---- the end ----
+
+    def gives(self, nodes: Sequence[Any]) -> None:
+        """Cross the edges to all that objects from outside hold, which are nodes of the result."""
+        for node in filter(self.is_outside, nodes):
+            path = self.path(node, "out")
+            if is_a(node, CONTAINERS):
+                self.content(node, path)
+            elif not is_a(node, NO_FIELDS):
+                for name in fields_of(node) or {}:
+                    inner = f"{path}.{escaped(name)}"
+                    self.reach(self.edge("attr", node, name, inner), inner)
 
     def finish(self) -> None:
         """Look for the functions of frames whose cells no known path led to. Forget everything
