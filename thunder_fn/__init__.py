@@ -123,7 +123,7 @@ _NAMES = {
 `import thunder_fn` takes no time, and `tfn.extend` needs no import of its own. Type checkers read
 the same names in `__init__.pyi`.
 """
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the stub lists them
     *(name for names in _NAMES.values() for name in names),
     *("debug", "errors", "inspect", "ir", "random"),
 ]
