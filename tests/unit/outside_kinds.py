@@ -3727,3 +3727,22 @@ def _passed(name: str, f: Callable[..., Any]) -> Row:
 ROWS += [
     _passed(name, f) for name, f in {**PASSED, "stored": _stored, "rebound": _rebound, "from_loop": _from_loop}.items()
 ]
+
+
+class Stateful:
+    """An object whose state is asked for."""
+
+    def __init__(self) -> None:
+        self.k = 2.0
+
+
+@row
+def state_of_an_object():
+    o = Stateful()
+    return (lambda x: x * o.__getstate__()["k"]), lambda: setattr(o, "k", 3.0)  # type: ignore[index]
+
+
+@row
+def parts_for_a_copy():
+    o = Stateful()
+    return (lambda x: x * o.__reduce_ex__(2)[2]["k"]), lambda: setattr(o, "k", 3.0)  # type: ignore[index]

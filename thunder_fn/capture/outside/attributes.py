@@ -83,6 +83,8 @@ _WRITERS = frozenset(
     ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__", "__ior__", "__set__")
 )
 """Methods that write to their object, and that no hook sees where they are of C."""
+_STATES = frozenset(("__getstate__", "__reduce__", "__reduce_ex__"))
+"""Methods of C that read all attributes of their object."""
 _GENERATOR = inspect.CO_GENERATOR
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _DRAWING = (
@@ -318,6 +320,8 @@ class Attributes(Reached):
             elif is_a(of_class, types.MethodDescriptorType):
                 self.unseen(value, path.rpartition(".")[0], frame)
             return ()
+        if name in _STATES and not is_python(of_class):
+            self.fields(value, path.rpartition(".")[0])
         found = held.get(name, ABSENT)
         if found is ABSENT and is_a(of_class, functools.cached_property):
             self.late.append((value, name, path))

@@ -26,6 +26,7 @@ from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registere
 from thunder_fn.capture.outside.attributes import Attributes, results_of
 from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
+from thunder_fn.capture.outside.effects import is_effect
 from thunder_fn.capture.outside.expressions import (
     TAGGED,
     Source,
@@ -345,6 +346,8 @@ class Evaluator(Attributes):
         if not callees or not all(map(is_seen, callees)):
             for value in values:
                 self.whole(value, text(of))
+                if is_a(value, types.BuiltinFunctionType) and is_effect(value):
+                    self.effects.found.append(value.__name__)  # C may call it: `map(print, ...)`
         if not callees and target is not None and target[0] == "call":  # attrgetter("k")(value)
             makers = self.value(target[1], frame, memo)
             callees = [one for one in makers if one is not functools.partial]
