@@ -619,6 +619,49 @@ def test_numbers_in_any_place_are_those_of_eager(where: str, line: str) -> None:
         assert tfn.cache_info(f).misses == 2
 
 
+# ---- what a function deletes ----
+
+DELETED = {
+    "attribute": ("hasattr(o, 't')", "del o.t", "o.t = 1"),
+    "attribute by name": ("getattr(o, 't', None)", "delattr(o, 't')", "setattr(o, 't', 1)"),
+    "entry of vars": ("'t' in vars(o)", "del vars(o)['t']", "vars(o)['t'] = 1"),
+    "by object": ("hasattr(o, 't')", "object.__delattr__(o, 't')", "object.__setattr__(o, 't', 1)"),
+    "slot": ("hasattr(s, 'v')", "del s.v", "s.v = 1"),
+    "class": ("hasattr(C, 't')", "del C.t", "C.t = 1"),
+    "module": ("hasattr(m, 't')", "del m.t", "m.t = 1"),
+    "dict": ("'t' in d", "del d['t']", "d['t'] = 1"),
+    "popped": ("d.get('t')", "d.pop('t')", "d['t'] = 1"),
+    "list": ("k", "del k[0]", "k.append(1)"),
+    "global": ("'GONE' in globals()", "del GONE", "GONE = 1"),
+}
+
+
+@pytest.mark.parametrize("name", DELETED)
+def test_what_is_deleted_is_gone_in_each_call(name: str) -> None:
+    ask, delete, store = DELETED[name]
+    text = f"""
+class C: pass
+o, s, m, d, k = C(), Slotted(1), torch.nn.Identity(), {{}}, []
+def f(x):
+    global GONE
+    if {ask}:
+        {delete}
+        return x * 2
+    {store}
+    return x * 3
+def now():
+    return bool({ask})
+"""
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        scope: dict[str, Any] = {"torch": torch, "Slotted": Slotted, "__name__": "made"}
+        exec(text, scope)
+        f = wrap(scope["f"])
+        return [(f(torch.ones(1)).item(), scope["now"]()) for _ in range(6)]
+
+    assert run(tfn.jit) == run(lambda f: f)
+
+
 # ---- numbers in lists and dicts, and all else that happens to these ----
 
 HELD = {

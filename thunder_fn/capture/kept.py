@@ -334,10 +334,13 @@ class Kept:
             if identity not in self.contents and type(now) is int and now != old:
                 yield Update(kind, holder, key, now - old, is_added=True), old
         for (kind, identity, key), (holder, old) in watch.before.items():
-            now = look(kind, holder, key) if kind in ("attr", "class", "index") else ABSENT
-            is_new = now is not old and now is not ABSENT and old is not ABSENT
+            if kind not in ("attr", "class", "index") or identity in self.contents:
+                continue
+            now = look(kind, holder, key)
+            is_there = now is not ABSENT and old is not ABSENT
+            is_new = now is not old and (is_there or kind != "index")
             is_new = is_new and (not is_a(now, HOLDERS) or self._was_there(now))  # not made anew
-            if identity not in self.contents and is_new and self._is_storable(now):
+            if is_new and (now is ABSENT or self._is_storable(now)):
                 yield Update(kind, holder, key, now), old
 
     def moved_tensors(self) -> list[Change]:
@@ -415,7 +418,7 @@ class Kept:
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
             is_place = kind in ("key", "cell") and identity not in self.contents
-            if is_place and now is not old and self._is_storable(now):
+            if is_place and now is not old and (now is ABSENT or self._is_storable(now)):
                 done.add((identity, key))
                 yield Change(holder, key, old, now)
         for one in self.recorder.modules.replaced:

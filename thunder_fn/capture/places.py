@@ -139,7 +139,7 @@ def put(holder: Any, key: Any, value: Any) -> None:
     if isinstance(holder, torch.Tensor):
         setattr(holder, key, None if value is ABSENT else value)
     elif isinstance(holder, types.CellType):
-        holder.cell_contents = value
+        store("cell", holder, key, value)
     elif key is APPENDED:
         _extend(holder, value)
     elif key is PREPENDED:
