@@ -300,7 +300,7 @@ class Attributes(Reached):
         if is_a(value, Enum) and name in ("name", "value"):
             return (self.reach(self.edge("key", held, f"_{name}_", path), path),)
         self.asked(of_class, path)
-        self.state_of_process(value, name, path, frame)
+        self.state_behind(value, name, path, frame)
         if is_a(value, CONTAINERS) and (
             held is None or (name not in held and not is_python(of_class))
         ):
@@ -320,8 +320,6 @@ class Attributes(Reached):
             elif is_a(of_class, types.MethodDescriptorType):
                 self.unseen(value, path.rpartition(".")[0], frame)
             return ()
-        if name in _STATES and not is_python(of_class):
-            self.fields(value, path.rpartition(".")[0])
         found = held.get(name, ABSENT)
         if found is ABSENT and is_a(of_class, functools.cached_property):
             self.late.append((value, name, path))
@@ -355,8 +353,12 @@ class Attributes(Reached):
         if (reference := reference_to(value)) is not None:
             self.edge("dict", reference, None, path, is_by_value=True)
 
-    def state_of_process(self, value: Any, name: str, path: str, frame: Frame) -> None:
-        """Note that a method draws random numbers, or asks for the level of a logger."""
+    def state_behind(self, value: Any, name: str, path: str, frame: Frame) -> None:
+        """Note that a method draws random numbers, asks for the level of a logger, or, as a method
+        of C, for all attributes.
+        """
+        if name in _STATES and not is_python(look("class", type(value), name)):
+            self.fields(value, path.rpartition(".")[0])
         if is_a(value, _DRAWING) and not name.startswith("__"):
             numbers = f"the random numbers of {path.rpartition('.')[0]}"
             self.constants.setdefault(
