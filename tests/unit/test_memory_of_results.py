@@ -144,7 +144,7 @@ def test_out_of_another_size_is_resized(f: Callable[..., Any], cache: str) -> No
 
 
 VIEWS: list[Callable[[Tensor], Tensor]] = [torch.conj, lambda x: x.conj().imag, lambda x: x[None], lambda x: x[1:]]
-VIEWS.extend([lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1)])
+VIEWS.extend([lambda x: x.view(-1), lambda x: x.t(), lambda x: x.unsqueeze(-1), lambda x: x.resize_(1, 2)])
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -406,8 +406,8 @@ def _outs(value: Any) -> Sequence[Any]:
 
 
 def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse to resize a view: PyTorch resizes it in eager mode, beyond its base or with other
-    strides in it.
+    """Refuse to resize a view, or a tensor that was resized before: PyTorch resizes it in eager
+    mode, beyond its base or with other strides in it.
     """
     outs = _outs(kwargs["out"])
     if not any(map(_is_view, outs)):
@@ -418,15 +418,17 @@ def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
         if not isinstance(one, Tensor) or not _is_view(out):
             continue
         if one.dim() != out.dim() or any(a != b for a, b in zip(one.shape, out.shape, strict=True)):
-            what = f"`out=` is a view of the shape {tuple(out.shape)}, and the result has"
-            what, fix = f"{what} {tuple(one.shape)}", "Use the result instead of `out=`."
+            what = f"`out=` is a view of the shape {tuple(out.shape)}, or was resized to it;"
+            what, fix = f"{what} the result has {tuple(one.shape)}", "Use the result instead."
             raise UnsupportedCall(what, source=recorder.source, fix=fix)
 
 
 def _is_view(out: Tensor) -> bool:
     if out.is_conj() or out.is_neg():
         return True
-    return isinstance(out, internals.Tracer) and internals.base_of(out) is not None
+    if not isinstance(out, internals.Tracer):
+        return False
+    return internals.base_of(out) is not None or not internals.is_whole(internals.memory_in(out))
 
 
 def _resize_outs(recorder: Recorder, outs: Sequence[Any]) -> None:
