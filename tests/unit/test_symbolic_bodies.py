@@ -62,7 +62,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "vmap": lambda x: tfn.vmap(lambda row: (row @ w).softmax(-1) * row.shape[0])(x),
     "vmap(grad)": lambda x: tfn.vmap(tfn.grad(lambda row: torch.tanh(row * w[0]).sum() * x.shape[0]))(x),
     "jacrev": lambda x: tfn.jacrev(lambda v: v.sin() * v.shape[0])(x.sum(1)),
-    "hessian": lambda x: tfn.hessian(lambda v: v.sin().prod())(x.sum(1)),
+    "hessian": lambda x: tfn.hessian(lambda v: v.sin().sum() * v.cos().logsumexp(0))(x.sum(1)),
     "scan": _rnn,
     "grad(scan)": tfn.grad(_rnn),
     "jvp(scan)": lambda x: tfn.jvp(_rnn, (x,), (x,)),
