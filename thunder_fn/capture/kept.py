@@ -381,8 +381,8 @@ class Kept:
             return
         for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
             place = identity, key
-            is_kept = identity in self.contents
-            if kind in PLACES and place in self.wanted and is_numeric(old) and not is_kept:
+            is_other = identity in self.contents or (kind == "attr" and is_a(holder, HOLDERS))
+            if kind in PLACES and place in self.wanted and is_numeric(old) and not is_other:
                 yield place, (holder, key)
 
     def _renumbered(self) -> Iterator[Change]:

@@ -550,7 +550,7 @@ class Search:
 
     def _note(self, case: AnyCase) -> bool:
         """Count what is in a trace, and keep its program if that, or the lines that run, is new.
-        What the transform makes of it is known then.
+        The result of the transform is then known.
         """
         if self.noted[:1] == (case,) and self.noted[0] is case:
             return True

@@ -301,9 +301,9 @@ class Attributes(Reached):
             return (self.reach(self.edge("key", held, f"_{name}_", path), path),)
         self.asked(of_class, path)
         self.state_behind(value, name, path, frame)
-        if is_a(value, CONTAINERS) and (
-            held is None or (name not in held and not is_python(of_class))
-        ):
+        is_own = held is not None and (name in held or is_python(of_class))
+        is_own = is_own or is_a(of_class, types.MemberDescriptorType)
+        if is_a(value, CONTAINERS) and not is_own:
             return self.container_attribute(value, name, path, frame)
         self.iterator(value, path.rpartition(".")[0], is_used=True)
         is_slot = is_a(of_class, (types.MemberDescriptorType, types.GetSetDescriptorType))
