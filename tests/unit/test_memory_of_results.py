@@ -966,3 +966,43 @@ def test_views_that_are_resized_and_written_to(view: str, resize: str, of: str) 
     for found, wanted in zip((*tfn.jit(f)(given[1]), given[1]), (*expected, given[0]), strict=True):
         assert torch.equal(found, wanted)
         assert found.stride() == wanted.stride()
+
+
+WRITTEN_LATER: dict[str, Callable[[Tensor], Any]] = {
+    "part": lambda q: q[1:],
+    "beside others": lambda q: (q[1:], q + 1, (q * 2)[0]),
+    "two that overlap": lambda q: (q[1:], q[:2]),
+    "same": lambda q: (q.t(), q.t()),
+    "diagonal": lambda q: q.diagonal(),
+    "another layout": lambda q: q.reshape(9)[2:].unsqueeze(-1),
+    "strides": lambda q: q.as_strided((2, 2), (1, 1)),
+    "beside a loop": lambda q: (q[1:], tfn.scan(lambda c, r: (c + r, r), q[0], q)[1]),
+    "of a written one": lambda q: (q.mul_(2), q[1:])[1],
+    "detached": lambda q: (q.detach()[0], q * 3),
+}
+GIVEN_LATER: dict[str, Callable[[Tensor], Tensor]] = {
+    "result": lambda q: q.clone(),
+    "view": lambda q: q.clone()[:],
+    "transpose": lambda q: q.clone().t(),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN_LATER)
+@pytest.mark.parametrize("view", WRITTEN_LATER)
+def test_views_of_a_differentiated_argument_may_be_written_to(view: str, given: str) -> None:
+    """Autograd lets nobody write to a view that a node written in Python returns: it is a view of the argument instead."""
+
+    def found(h: Callable[[Tensor], Any]) -> list[Tensor]:
+        x = torch.linspace(-1, 1.4, 9, dtype=torch.float64).reshape(3, 3).requires_grad_()
+        q = GIVEN_LATER[given](x)
+        out = h(q)
+        ys = out if isinstance(out, tuple) else (out,)
+        for at, y in enumerate(ys):
+            y.mul_(2 + at)
+        (first,) = torch.autograd.grad(sum((y * y.conj()).real.sum() for y in (*ys, q * q)), x, create_graph=True)
+        return [*ys, q, first, torch.autograd.grad(first.square().sum(), x)[0]]
+
+    jitted = tfn.jit(WRITTEN_LATER[view])
+    for _ in range(2):
+        for a, b in zip(found(jitted), found(WRITTEN_LATER[view]), strict=True):
+            assert torch.allclose(a, b), (a, b)

@@ -898,9 +898,11 @@ class _Execution:
         for alias in self.captured.aliases:
             atom, value = self.trace.outputs[alias.result], values[alias.result]
             source = None if alias.is_written else self.viewed_by(alias, atom)
-            if source is not None:
-                yield f"    {value} = {first.get(atom) or self.in_source(alias, source, value)}"
-                first.setdefault(atom, value)
+            if atom in first:  # which alone is an active output
+                yield f"    {value} = {first[atom]}"
+            elif source is not None:
+                yield f"    {value} = {self.in_source(alias, source, value)}"
+                first[atom] = value
 
     def joint(self, joint: Joint, values: Sequence[str]) -> Iterator[str]:
         """Write lines that lay results into one memory, each tensor once. Leave those alone that
@@ -944,7 +946,15 @@ class _Execution:
             return None
         name, source = self.inputs[place], self.trace.inputs[place]
         lies_there = viewed(self.trace, atom, is_view_step) == source
-        return None if lies_there and name not in self.with_bits else name
+        is_plain = name not in self.with_bits and not self.is_by_node(alias.result)
+        return None if lies_there and is_plain else name
+
+    def is_by_node(self, result: int) -> bool:
+        """Test whether a result has the history of a node of ours, which lets nobody write to a
+        view.
+        """
+        bridge = self.bridge
+        return bridge is not None and bridge.active[result] and bridge.followed is None
 
     def is_followed(self, alias: Alias) -> bool:
         """Test whether a view of its source has the history of a result."""
