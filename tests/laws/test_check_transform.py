@@ -913,6 +913,8 @@ def test_an_overload_that_the_code_names_is_no_other() -> None:
     assert vocabulary(permuted_once) == ("aten.permute.default",)
     of_one = vocabulary(lambda trace: put(trace, ops.aten.mul.Scalar, ops.aten.amax))
     assert of_one == ("aten.amax.default", "aten.mul.Scalar")
+    of_a_local = vocabulary(lambda trace, aten: put(trace, aten.amax))
+    assert of_a_local == ("aten.amax.default",)
 
 
 def report_of(wrong: Any, law: str, program: Program) -> str:

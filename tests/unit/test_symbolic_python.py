@@ -144,6 +144,19 @@ def _bound_before(n: Any) -> bool:
     return kind(n) is int
 
 
+def _beside_a_local(n: Any, kind: Any = type) -> bool:
+    return (n, kind(n) is int)[1]
+
+
+def _of_a_local_beside_another(n: Any) -> bool:
+    kinds = _KINDS
+    return (n, kinds.kind(n) is int)[1]
+
+
+def _between_locals(n: Any, number: type = int, kind: Any = type) -> bool:
+    return number is kind(n)
+
+
 _KIND, _INT = type, int
 
 
@@ -166,6 +179,9 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "both renamed": lambda n: _KIND(n) is _INT,
     "other way": lambda n: _INT is not _KIND(n),
     "bound": _bound_before,
+    "beside a local": _beside_a_local,
+    "of a local beside another": _of_a_local_beside_another,
+    "between locals": _between_locals,
     "attribute": lambda n: _KINDS.kind(n) is int,
     "of self": _KINDS.asks,
     "of attributes": lambda n: _KINDS.inner.inner.kind(n + 0) is int,

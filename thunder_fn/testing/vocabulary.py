@@ -7,7 +7,6 @@ rules for them. So its code says on which ops it should be tried.
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.instructions import instructions
 from thunder_fn.ir.rules import Rules
 from thunder_fn.ir.trace import Op
 from thunder_fn.testing.drawn_programs import BODIES
@@ -144,7 +144,7 @@ def structures(transform: Callable[..., Any]) -> tuple[str, ...]:
 def _attributes_of_aten(code: CodeType) -> Iterator[str]:
     """The overloads that a code names as attributes: `aten.add.Tensor`; all of `aten.add`."""
     names = list[str]()
-    for instruction in (*dis.get_instructions(code), None):
+    for instruction in (*instructions(code), None):
         if instruction is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             names.append(instruction.argval)
             continue

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.instructions import instructions
 from thunder_fn.capture.numbers.python_numbers import Bool, Float, Int
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import Source
@@ -56,7 +57,7 @@ def _comparing(code: types.CodeType) -> tuple[dis.Instruction, ...]:
     """The instructions of code that compares by `is` with more than a constant; none of other
     code.
     """
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    steps = [step for step in instructions(code) if step.opname not in _SILENT]
     compared = any(
         step.opname == "IS_OP" and before.opname != "LOAD_CONST"
         for before, step in itertools.pairwise(steps)
@@ -84,7 +85,7 @@ def _aliases(frame: types.FrameType) -> frozenset[str]:
 @lru_cache(maxsize=4096)
 def _calls_inside(code: types.CodeType, aliases: frozenset[str]) -> bool:
     """Test whether the argument of some call of `type` is a call, such as `x.item()`."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SILENT]
+    steps = [step for step in instructions(code) if step.opname not in _SILENT]
     starts = [place for place, step in enumerate(steps) if step.argval in aliases]
     for start in starts:
         kinds = (step.opname for step in steps[start + 1 :])

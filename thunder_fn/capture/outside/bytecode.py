@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from thunder_fn.capture.instructions import instructions
 from thunder_fn.capture.outside.expressions import (
     Reading,
     Source,
@@ -42,7 +43,7 @@ _MAY_STAY = ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
 def reading(code: types.CodeType) -> Reading:
     """Read a code object."""
     reader = _Reader(code)
-    for one in dis.get_instructions(code):
+    for one in instructions(code):
         reader.step(one)
     known: dict[Source, Any] = {}
     uses = {
@@ -285,12 +286,6 @@ def _load_fast(r: _Reader, one: dis.Instruction) -> None:
     r.push(("local", one.argval))
 
 
-@_instruction("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
-def _load_two(r: _Reader, one: dis.Instruction) -> None:
-    for name in one.argval:
-        r.push(("local", name))
-
-
 @_instruction("LOAD_CONST")
 def _load_const(r: _Reader, one: dis.Instruction) -> None:
     r.stack.append(("const", one.argval))
@@ -314,19 +309,6 @@ def _load_attr_of_super(r: _Reader, one: dis.Instruction) -> None:
 @_instruction("STORE_FAST")
 def _store_fast(r: _Reader, one: dis.Instruction) -> None:
     r.assign(one.argval, r.pop_one())
-
-
-@_instruction("STORE_FAST_LOAD_FAST")
-def _store_and_load(r: _Reader, one: dis.Instruction) -> None:
-    stored, loaded = one.argval
-    r.assign(stored, r.pop_one())
-    r.push(("local", loaded))
-
-
-@_instruction("STORE_FAST_STORE_FAST")
-def _store_two(r: _Reader, one: dis.Instruction) -> None:
-    for name in one.argval:
-        r.assign(name, r.pop_one())
 
 
 @_instruction("STORE_DEREF")
