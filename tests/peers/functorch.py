@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
 import io
 import multiprocessing
 import re
@@ -32,62 +31,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import thunder_fn as tfn
 from tests.peers.not_applicable import NOT_APPLICABLE
-
-TRANSFORMS = ("grad", "grad_and_value", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian")
-OTHERS = ("functional_call", "functionalize", "stack_module_state")
-CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map")
-PACKAGES = (
-    "torch.func",
-    "functorch",
-    "torch",
-    "functorch.experimental",
-    "torch._functorch.eager_transforms",
-    "functorch.experimental.control_flow",
-    "control_flow",
-    "torch._higher_order_ops",
-    *(f"torch._higher_order_ops.{name}" for name in CONTROL_FLOW),
-)
-"""Packages whose names are exchanged. `torch` has `vmap` and `cond`."""
-
-
-def names(*, jit: bool, control_flow: bool) -> dict[str, Any]:
-    """The functions that take the place of torch.func's, by name. With `jit`, what a transform makes is jitted."""
-    found = {name: getattr(tfn, name) for name in (*TRANSFORMS, *OTHERS)}
-    if jit:
-        for name in ("grad", "grad_and_value", "vmap", "jacrev", "jacfwd", "hessian"):
-            found[name] = _jitted(found[name])
-    return found | ({name: getattr(tfn, name) for name in CONTROL_FLOW} if control_flow else {})
-
-
-def _jitted(transform: Any) -> Any:
-    @functools.wraps(transform)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        made = transform(*args, **kwargs)
-        return tfn.jit(made) if callable(made) else made
-
-    return make
-
-
-class Exchange(ast.NodeTransformer):
-    """Lets a file use our functions: `torch.func.vmap` becomes a name, and imports are followed by an assignment."""
-
-    def __init__(self, known: dict[str, Any]) -> None:
-        self.known = known
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Exchange `torch.func.vmap`."""
-        self.generic_visit(node)
-        is_ours = node.attr in self.known and ast.unparse(node.value) in PACKAGES
-        return ast.copy_location(ast.Name(f"_peer_{node.attr}", node.ctx), node) if is_ours else node
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        """Exchange `from torch.func import vmap`."""
-        ours = [one for one in node.names if node.module in PACKAGES and one.name in self.known]
-        ours = [one for one in ours if node.module != "torch" or one.name in ("vmap", "cond")]
-        texts = (f"{one.asname or one.name} = _peer_{one.name}" for one in ours)
-        return [node, *(ast.copy_location(ast.parse(text).body[0], node) for text in texts)]
+from tests.peers.plugin.exchange import Exchange, names
 
 
 def load(path: Path, known: dict[str, Any]) -> types.ModuleType:

@@ -156,7 +156,7 @@ def test_aux_is_there() -> None:
     with pytest.raises(errors.NonScalarLoss) as info:
         tfn.grad(f, has_aux=True)(X)
     assert message_of(info.value) == (
-        "grad_f: grad_and_value(f)(*args): output of function f should be a tuple (loss, aux), not f32[]\n"
+        "grad_f: grad_and_value(f)(*args): output of function f should be a tuple: (output, aux) if has_aux is True, not f32[]\n"
         f"from:         {here(f)}\n"
         "Return the loss first, then anything else."
     )

@@ -314,7 +314,7 @@ def main_output(captured: Captured, has_aux: bool, name: str) -> tuple[bool, ...
     marks = captured.result(tuple(range(captured.num_results)))
     if not isinstance(marks, tuple) or len(marks) != 2:
         raise GradError(
-            f"{name}: output of function f should be a tuple (output, aux) with has_aux=True, not"
+            f"{name}: output of function f should be a tuple: (output, aux) if has_aux is True, not"
             f" {kind_of(marks)}"
         )
     count = sum(leaf is TENSOR for leaf in main_only(captured).out_leaves)

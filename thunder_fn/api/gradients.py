@@ -366,8 +366,8 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
         if not isinstance(result, tuple) or len(result) != 2:
             what = described(result)
             text = (
-                f"{name}: grad_and_value(f)(*args): output of function f should be a tuple (loss,"
-                f" aux), not {what}"
+                f"{name}: grad_and_value(f)(*args): output of function f should be a tuple:"
+                f" (output, aux) if has_aux is True, not {what}"
             )
             raise NonScalarLoss(
                 text, source=source_of(f), fix="Return the loss first, then anything else."
