@@ -455,3 +455,39 @@ def test_torch_func_over_a_choice_that_draws_is_refused() -> None:
     for f in (torch.func.grad(chosen), lambda x: torch.func.jvp(chosen, (x,), (x,))):
         with pytest.raises(errors.UnsupportedCall, match="differentiates a cond that draws random numbers"):
             tfn.jit(f)(torch.ones(3))
+
+
+OUTER: dict[str, Callable[[Any], Any]] = {
+    "grad": lambda f: torch.func.grad(lambda x: f(x).pow(2).sum()),
+    "grad of grad": lambda f: torch.func.grad(lambda y: torch.func.grad(lambda x: f(x).pow(3).sum())(y).pow(2).sum()),
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](x)[0],
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x + 1,))[1],
+    "vmap": lambda f: lambda x: torch.func.vmap(f)(torch.stack([x, x + 1])),
+    "vmap of grad": lambda f: lambda x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(torch.stack([x, x + 1])),
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(torch.stack([x, x + 1])).pow(2).sum()),
+}
+INSIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "reads": lambda u: u.sin() * u,
+    "writes": lambda u: u.mul_(2),
+    "writes to a part": lambda u: (u[1:].mul_(2), u)[1],
+    "reads and writes": lambda u: u.mul_(3).add_(u.exp()),
+    "asks": lambda u: u * (2 if u.is_leaf else 3),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("outer", OUTER)
+def test_jitted_and_checkpointed_functions_inside_take_results_and_leaves_for_what_they_are(
+    outer: str, inside: str
+) -> None:
+    """A result inside torch.func may be written to, by functions that are traced there too. A leaf may not."""
+    for given in (torch.clone, lambda x: x * x, lambda x: x.clone()[:], lambda x: x.detach().clone()):
+        f = INSIDE[inside]
+        x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+        known = OUTER[outer](lambda x, given=given, f=f: f(given(x)))(x)
+        for wrap in (tfn.jit, tfn.checkpoint) if inside != "asks" else (tfn.jit,):
+            traced = OUTER[outer](lambda x, given=given, f=f, wrap=wrap: wrap(f)(given(x)))
+            for _ in range(2):
+                assert torch.allclose(tfn.jit(traced)(x), known), (wrap, known)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        tfn.jit(torch.func.grad(lambda x: tfn.jit(lambda u: u.mul_(2).sum())(x)))(torch.ones(3))

@@ -415,6 +415,16 @@ def _change(one: Write, target: torch.Tensor, value: torch.Tensor) -> None:
         put(target if recorder is None else recorder.lift(target), value)
 
 
+def before_writes(captured: Captured, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The operands of a call of the function, after which `write_back` changes the inputs: copies
+    of those that it changes inside torch.func, where a derivative reads the operands.
+    """
+    changed = {one.target for one in captured.writes if isinstance(one.target, int)}
+    if not any(map(is_wrapped, inputs)):
+        return list(inputs)
+    return [value.clone() if i in changed else value for i, value in enumerate(inputs)]
+
+
 def write_back(
     captured: Captured, inputs: Sequence[torch.Tensor], outputs: Sequence[Any]
 ) -> tuple[Any, ...]:

@@ -544,7 +544,7 @@ class Recorder:
             fake = internals.symbolic_like(self.mode, tensor, layout.shape, layout.stride)
         with internals.outside_torch_func(), self._home_of(tensor):
             requires_grad = tensor.requires_grad
-            is_leaf = not requires_grad or internals.is_leaf(tensor) or is_wrapped(tensor)
+            is_leaf = not requires_grad or internals.is_leaf(tensor)
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
         if in_memory:

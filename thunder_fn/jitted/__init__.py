@@ -22,7 +22,7 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
-from thunder_fn.capture.apply import close_over, write_back
+from thunder_fn.capture.apply import before_writes, close_over, write_back
 from thunder_fn.errors import JitError, kind_of
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
@@ -307,7 +307,8 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     inputs = [tensor for _, tensor in call.tensors]
     recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
-        values, strides = (*inputs, *closures), captured.strides
+        operands = before_writes(captured, inputs)
+        values, strides = (*operands, *closures), captured.strides
         outputs = bind_call(recorder, body, values, body.name, options, strides)
     result = captured.result(write_back(captured, inputs, outputs))
     return finish(result, call.args, call.kwargs) if type(result) is Filling else result

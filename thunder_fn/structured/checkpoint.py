@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current, pytree
-from thunder_fn.capture.apply import write_back
+from thunder_fn.capture.apply import before_writes, write_back
 from thunder_fn.capture.generators import drawing_from, random_state
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.scopes import user_source
@@ -257,7 +257,7 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
             "checkpoint", (_called(f, args, kwargs),), [(args, kwargs)], writes=True, runs_once=True
         )
         (captured,), (body,) = bodies.captured, bodies.bodies
-        values = (*leaves, *bodies.closures)
+        values = (*before_writes(captured, leaves), *bodies.closures)
         types, strides = body.output_types, captured.strides
         results = bind(recorder, CHECKPOINT, values, (body,), types, strides, policy=chosen)
         return captured.result(write_back(captured, leaves, results))

@@ -115,7 +115,7 @@ class _Wrapped(torch.autograd.Function):
     def forward(trace: Trace, *values: Any) -> Values:  # type: ignore[override]
         recorder = current()
         assert recorder is not None, "called inside a capture only"
-        with torch.enable_grad():
+        with torch.enable_grad(), internals.forward_mode_on():
             plain = [torch.ops.aten.detach.default(value) for value in values]
             return replay(recorder, trace, plain)
 
