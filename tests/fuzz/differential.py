@@ -150,6 +150,7 @@ def calls(
             seen.values["result"] = [_snapshot(leaf) for leaf in leaves]
             seen.values["argument"] = [_snapshot(leaf) for leaf in pytree.tree_leaves(args)]
             seen.values["closed over"] = [_snapshot(one) for one in _module_values(closed)]
+            seen.facts += [_facts(one) for one in (*pytree.tree_leaves(args), *_module_values(closed))]
             seen.values["generator"] = [torch.get_rng_state().clone()]
             if plan.get("backward") and asks_backward:
                 sources = [*pytree.tree_leaves(args), *_module_values(closed)]
@@ -184,15 +185,17 @@ def _gradients(leaves: list[Any], args: list[Any], twice: bool = False) -> list[
             loss = loss + ((torch.view_as_real(leaf).sum(-1) if leaf.is_complex() else leaf) * weights).sum()
     sources: list[Any] = []
     for arg in args:
-        if isinstance(arg, torch.Tensor) and arg.is_leaf and not any(arg is one for one in sources):
+        if isinstance(arg, torch.Tensor) and not any(arg is one for one in sources):
             sources.append(arg)
-            arg.grad = None
+            if arg.is_leaf:
+                arg.grad = None
     if not isinstance(loss, torch.Tensor):
         return [None for _ in sources]
     if not twice:
         loss.backward()
-        return [None if arg.grad is None else _snapshot(arg.grad) for arg in sources]
-    wanted = [arg for arg in sources if arg.requires_grad]
+        return [_snapshot(arg.grad) if arg.is_leaf and arg.grad is not None else None for arg in sources]
+    flags = [arg.is_leaf and arg.requires_grad for arg in sources]
+    wanted = [arg for arg, flag in zip(sources, flags, strict=True) if flag]
     first = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
     again: Any = 0.0
     for one in first:
@@ -201,10 +204,9 @@ def _gradients(leaves: list[Any], args: list[Any], twice: bool = False) -> list[
     second: Any = (None,) * len(wanted)
     if isinstance(again, torch.Tensor):
         second = torch.autograd.grad(again, wanted, allow_unused=True)
-    return [
-        _snapshot(torch.zeros_like(arg) if one is None else one)
-        for arg, one in zip((*wanted, *wanted), (*first, *second), strict=True)
-    ]
+    pairs = [iter(first), iter(second)]
+    found = [next(each) if flag else None for each in pairs for flag in flags]
+    return [None if one is None else _snapshot(one) for one in found]
 
 
 # ---- comparing ----

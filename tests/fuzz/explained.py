@@ -214,6 +214,11 @@ EXPLAINED = [
         text=r"autograd\.grad\(",
     ),
     Explained(
+        "a differentiated function keeps its argument outside: the very tensor; the oracle that differentiates by copies, a copy",
+        kind="value of (memory|argument)",
+        text=r"\n {12,}d(\[[^\]]*\] = |\.update)[^$]*T\.\w*(grad|vjp|jvp|jac|hessian|linearize)",
+    ),
+    Explained(
         "`unsafe_chunk` gives parts whose writes autograd does not see, so eager's gradient reads what is written later",
         kind="value of gradient",
         text=r"unsafe_(chunk|split)",
