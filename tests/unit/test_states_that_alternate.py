@@ -413,3 +413,101 @@ def test_a_state_that_is_made_anew_and_set_back() -> None:
         return found
 
     torch.testing.assert_close(run(tfn.jit), run(lambda f: f))
+
+
+# ---- the kinds of attributes of a module, which may hold a tensor or nothing ----
+
+
+def _empties(s: Any, x: Tensor) -> Tensor:
+    if s.c is None:
+        return x * 10
+    s.c = None
+    return x
+
+
+def _empties_what_it_measured(s: Any, x: Tensor) -> Tensor:
+    if s.c is None:
+        return x * 10
+    n, s.c = s.c.shape[0], None
+    return x * n
+
+
+def _fills_once(s: Any, x: Tensor) -> Tensor:
+    if s.c is None:
+        s.c = x.detach().clone()
+    return x + s.c
+
+
+def _grows(s: Any, x: Tensor) -> Tensor:
+    s.c = x.clone() if s.c is None else torch.cat([s.c, x])
+    return s.c.sum()
+
+
+def _toggles(s: Any, x: Tensor) -> Tensor:
+    old = getattr(s, "c", None)
+    s.c = x + 1 if old is None else None
+    return x * 2 if old is None else x * 3
+
+
+def _deletes(s: Any, x: Tensor) -> Tensor:
+    if getattr(s, "c", None) is None:
+        return x * 7
+    del s.c
+    return x
+
+
+def _resets_to_another_size(s: Any, x: Tensor) -> Tensor:
+    if isinstance(s.c, Tensor):
+        s.c = None
+        return x
+    s.c = torch.zeros(3)
+    return x * 9
+
+
+def _goes_through_buffers(s: Any, x: Tensor) -> Tensor:
+    count = len(list(s.buffers()))
+    s.c = None if count else x * 1
+    return x * (count + 2)
+
+
+def _in_its_dict(s: Any, x: Tensor) -> Tensor:
+    held = s._buffers if "c" in s._buffers else s.__dict__
+    y, held["c"] = held["c"], x * 2 if held["c"] is None else None
+    return x if y is None else y
+
+
+EMPTY_OR_NOT = (
+    _empties,
+    _empties_what_it_measured,
+    _fills_once,
+    _grows,
+    _toggles,
+    _deletes,
+    _resets_to_another_size,
+    _goes_through_buffers,
+    _in_its_dict,
+)
+
+
+@pytest.mark.parametrize("use", EMPTY_OR_NOT, ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "class"])
+def test_an_attribute_of_a_module_is_empty_in_turns(kind: str, use: Callable[[Any, Tensor], Tensor]) -> None:
+    """A buffer that a call binds counts by what it held before the call, as any attribute does."""
+
+    def run(wrap: Callable[[Any], Any], is_full: bool) -> list[Any]:
+        class Net(nn.Module):
+            forward = use  # type: ignore[assignment]
+
+        module, value = Net(), torch.ones(2) if is_full else None
+        if kind == "buffer":
+            module.register_buffer("c", value)
+        else:
+            (module if kind == "attribute" else Net).c = value
+        step = wrap(module)
+        return [(step(torch.ones(2) + i), getattr(module, "c", None)) for i in range(4)]
+
+    for is_full in (True, False):
+        if not (use in (_in_its_dict, _deletes) and kind == "class"):
+            expected = run(lambda m: m, is_full)
+            torch.testing.assert_close(run(lambda m: tfn.jit(lambda x: m(x)), is_full), expected)
+            torch.testing.assert_close(run(tfn.jit, is_full), expected)

@@ -20,7 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT, Attribute, is_counter, value_read
+from thunder_fn.capture.outside.reads import ABSENT, OF_BUFFERS, Attribute, is_counter, value_read
 from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
@@ -231,6 +231,8 @@ def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> b
     """
     if section not in ("", "_buffers") or name.startswith("__"):
         return None
+    if section == OF_BUFFERS and value_read(Attribute(module, OF_BUFFERS)) is not ABSENT:
+        return True  # all of them were gone through
     return value_read(Attribute(module, name)) is before
 
 

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.kinds import progress_of, reference_to
+from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -354,10 +355,11 @@ class ModuleCheck:
         return "" if attribute is None else f"{self.path}.{escaped(attribute)} has changed"
 
 
-def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside | None:
+def outside_of(watched: Watched, kept: tuple[KeptState, ...]) -> Outside | None:
     """The guard of reads that were found, and of kept objects; None if there is nothing to
     guard.
     """
+    read = watched.reads
     if not kept:
         return read[0] if read else None
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
@@ -373,7 +375,8 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
     stored = frozenset[tuple[int, str]]().union(*(state.stored for state in kept))
     if stored or fed:
         checks = (one for one in modules if isinstance(one, ModuleCheck))
-        modules = tuple(one.without(stored, fed) for one in checks)
+        with watched.first_moment.visited():
+            modules = tuple(one.without(stored, fed) for one in checks)
     return Outside(tuple(others), (*modules, *kept))
 
 
@@ -382,12 +385,12 @@ def outside_of(read: Sequence[Outside], kept: tuple[KeptState, ...]) -> Outside 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """A function that was traced: its reads from outside, once it is finished, and `put_back`,
-    which undoes its writes to places outside.
+    """A function that was traced: its reads from outside, once it is finished, and the moment
+    before it ran. A call of that moment undoes its writes to places outside.
     """
 
     reads: list[Outside]
-    put_back: Callable[[], None]
+    first_moment: Moment
 
 
 @contextmanager
@@ -404,7 +407,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch = Watch(f, parts)
-    watched = Watched([], watch.put_back)
+    watched = Watched([], watch.first_moment)
     for value in given:
         watch.reach(value, type(value).__name__)
     before, put_back = internals.flags(), internals.flags_kept()
@@ -455,12 +458,13 @@ def reads_of(
         for edge in watch.edges.values()
         if not _is_settled(edge) and not _is_compared(edge, but)
     )
-    modules = tuple(ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots)
+    with watch.first_moment.visited() if roots else nullcontext():
+        checks = [ModuleCheck(module, watch.outside[id(module)][1], reads) for module in roots]
     held = {id(edge.value) for edge in edges}
     for edge in edges:
         if edge.owner is not None and id(edge.owner) not in held:  # a guard keeps no object alive
             edge.owner = reference_to(edge.owner)
-    return Outside(edges, modules) if edges or modules else None
+    return Outside(edges, tuple(checks)) if edges or checks else None
 
 
 def _is_compared(edge: Edge, holders: Collection[int]) -> bool:

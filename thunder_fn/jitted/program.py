@@ -166,7 +166,7 @@ def build(
     try:
         return _entry(f, options, call, symbolic, captured, traces, watched)
     except Exception:  # f has not run
-        watched.put_back()
+        watched.first_moment()
         raise
 
 
@@ -208,7 +208,7 @@ def _entry(
         decisions=decisions,
         fills=captured.out_spec.type is Filling,
         feeds_grads=any(read.is_fed for read in captured.grads),
-        outside=outside_of(watched.reads, captured.kept),
+        outside=outside_of(watched, captured.kept),
     )
 
 
@@ -234,12 +234,12 @@ def _traced(
             wanted=wanted,
         )
         try:
-            captured, traces = _with_numbers(wanted, trace, watched.put_back)
+            captured, traces = _with_numbers(wanted, trace, watched.first_moment)
             if torch.is_grad_enabled():
                 read_formulas(captured.trace)
         except Exception as error:
             if not is_final or (isinstance(error, ThunderError) and error.is_refusal):
-                watched.put_back()
+                watched.first_moment()
             raise
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)

@@ -69,6 +69,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     met,
     module_of,
+    section_of,
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED
@@ -514,7 +515,9 @@ class Evaluator(Attributes):
                     else:
                         found.append(("content", holder, None))
                         self.reach_held(holder)
-                    found += ((kind, holder, name) for name in self.keys(key, frame, memo) or ())
+                    for name in self.keys(key, frame, memo) or ():
+                        is_own = how == "attr" and kind == "key"
+                        found.append((kind, section_of(holder, name) if is_own else holder, name))
             case _:
                 pass
         return found

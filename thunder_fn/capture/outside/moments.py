@@ -70,6 +70,18 @@ class Moment:
         return watch is not None
 
     @contextmanager
+    def visited(self) -> Generator[None]:
+        """Let the places hold inside what they held at this moment, and afterwards what they hold
+        now.
+        """
+        now = self.now()
+        self()
+        try:
+            yield
+        finally:
+            now()
+
+    @contextmanager
     def again(self) -> Generator[None]:
         """Let the places hold inside what they held at this moment. After the capture, what the
         function had not changed then is as it is. What is changed inside stays so.

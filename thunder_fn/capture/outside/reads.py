@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy
 import torch
@@ -58,8 +58,11 @@ _Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any]]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
+OF_BUFFERS = "_buffers"
+"""The name of the buffers of a module, which code reads to go through them."""
 _OWN = frozenset(torch.nn.Module().__dict__) - {
-    "training"
+    "training",
+    OF_BUFFERS,
 }  # hooks and sections, which are no plain attributes
 _reads: ContextVar[tuple[_Found, _Found] | None] = ContextVar("thunder_fn_reads", default=None)
 """Attributes that were read, and counters that only `+=` has read."""
@@ -140,9 +143,24 @@ def dict_of(value: Any) -> Any:
 
 
 def attribute(place: Attribute) -> Any:
-    """The value of a module's attribute: its own, or its class's if that is plain data."""
-    found = place.module.__dict__.get(place.name, ABSENT)
-    return of_class(type(place.module), place.name) if found is ABSENT else found
+    """The value of a module's attribute: its own, a buffer among them, or its class's if that is
+    plain data.
+    """
+    held, name = place.module.__dict__, place.name
+    found = held.get(name, ABSENT)
+    if found is ABSENT and type(buffers := held.get(OF_BUFFERS)) is dict:  # else of TorchScript
+        found = cast(dict[str, Any], buffers).get(name, ABSENT)
+    return of_class(type(place.module), name) if found is ABSENT else found
+
+
+def section_of(held: dict[str, Any], name: str) -> dict[str, Any]:
+    """The dict that holds an attribute, of the `__dict__` of an object: in a module, that of its
+    buffers, parameters or submodules.
+    """
+    if name not in held and "_modules" in held:
+        sections = (held.get(kind) for kind in ("_buffers", "_parameters", "_modules"))
+        return next((one for one in sections if type(one) is dict and name in one), held)
+    return held
 
 
 def of_class(cls: type, name: str) -> Any:
@@ -185,7 +203,7 @@ def tracked() -> Generator[Tracked]:
             if around is not None:
                 around[0].setdefault((key, name), (module, value))
             now = attribute(place := Attribute(module, name))
-            if not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
+            if name != OF_BUFFERS and not is_a(value, torch.Tensor) and not is_a(now, torch.Tensor):
                 before = seen(value, 0)
                 result.reads[place] = before if seen(now, 0) == before else Changed(name)
 
@@ -238,8 +256,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             (found, counted), held = reads, original(self, "__dict__")
             if (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
                 watching = frames.pause()
-                value = held.get(name, ABSENT)
-                value = of_class(type(self), name) if value is ABSENT else value
+                value = attribute(Attribute(self, name))
                 if type(value) is int and _adds(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
                     counted.setdefault(key, (self, value))
                 else:  # if it was counted before, what it was then
