@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import thunder_fn as tfn
 from tests.messages import message_of
-from thunder_fn.errors import CustomRuleError, MissingRule, UnsupportedCall
+from thunder_fn.errors import CustomRuleError, DataDependentBranch, GraphBreakWarning, MissingRule, UnsupportedCall
 from thunder_fn.interpreters.grad import grad_and_value
 from thunder_fn.ir.check import check
 
@@ -1021,3 +1021,28 @@ def test_a_call_of_which_only_forward_is_recorded_is_not_differentiated(name: st
     for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f)), lambda f: tfn.grad(tfn.jit(f))):
         with pytest.raises(MissingRule, match="the backward of the autograd function Counted is not part of the trace"):
             transform(f)(torch.ones(3))
+
+
+class TakesAnOption(torch.autograd.Function):
+    """A forward that takes an entry out of its argument, and then decides on a value, which a program does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, options: Any) -> Any:  # type: ignore[override]
+        ctx.scale = options.pop("scale") if isinstance(options, dict) else options[0].pop()
+        return x * ctx.scale if x.sum() > 0 else -x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+        return g * ctx.scale, None
+
+
+@pytest.mark.parametrize(
+    "options", [lambda: {"scale": 2.0}, lambda: [[2.0]], lambda: ([3.0, 2.0],)], ids=["dict", "list", "tuple"]
+)
+def test_a_forward_that_runs_again_gets_its_arguments_as_they_were(options: Any) -> None:
+    f = lambda x: TakesAnOption.apply(x, options())
+    x = torch.ones(2)
+    with pytest.raises(DataDependentBranch):
+        tfn.jit(f)(x)
+    with pytest.warns(GraphBreakWarning):
+        torch.testing.assert_close(tfn.compile(f)(x), f(x))

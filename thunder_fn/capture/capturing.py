@@ -41,7 +41,8 @@ from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
-from thunder_fn.capture.places import Feed
+from thunder_fn.capture.outside.reads import HOLDERS, is_a
+from thunder_fn.capture.places import Feed, snapshot
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
@@ -164,12 +165,20 @@ def _wants_symbols(error: Exception) -> bool:
     return isinstance(error, (DataDependentShape, DataDependentValue)) and current() is None
 
 
-def beginning() -> Callable[[], None]:
-    """Note what places outside hold now. The result gives it back to them, before the function
-    runs again.
+def beginning(given: Any = ()) -> Callable[[], None]:
+    """Note what places outside, and the containers among these arguments, hold now. The result
+    gives it back to them, before the function runs again.
     """
     watch = frames.observer()
-    return (lambda: None) if watch is None else watch.moment()
+    held = [snapshot(node) for node in pytree.nodes_in(given) if is_a(node, HOLDERS)]
+    moment = (lambda: None) if watch is None else watch.moment()
+
+    def begin_again() -> None:
+        moment()
+        for one in held:
+            one.restore()
+
+    return begin_again
 
 
 @dataclass(frozen=True, slots=True)

@@ -657,7 +657,7 @@ def _apply(
     call, tensors = calls.make_call(FunctionCall, cls, signature, (), args, kwargs)
     with internals.no_torch_function():  # at any level: each asks for its own gradients
         call = replace(call, required=tuple(tensor.requires_grad for tensor in tensors))
-    begin_again = beginning()
+    begin_again = beginning((args, kwargs))
     try:
         return bind_call(recorder, call, tensors)
     except CaptureError as error:
