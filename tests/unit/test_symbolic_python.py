@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import copy
 import enum
 import functools
 import math
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -202,6 +204,68 @@ def test_a_type_that_a_rewritten_function_still_asks_for_ends_the_attempts(name:
         assert g(torch.ones(rows))[1] == sized(torch.ones(rows))[1]
     with pytest.raises(UnsupportedCall, match="is a class of numbers"):
         jit(lambda x: (x, f(x.sum().item())))(torch.tensor([1, 2]))
+
+
+class _Holder:
+    def __init__(self, n: Any) -> None:
+        self.n = n
+
+    def asks(self) -> bool:
+        return type(self.n) is int
+
+    @property
+    def is_int(self) -> bool:
+        return int is type(self.n)
+
+
+class _Slot:
+    __slots__ = ("n",)
+
+
+def _of_slot(n: Any) -> Any:
+    slot = _Slot()
+    slot.n = n
+    return _asks(slot)
+
+
+class _Sized(torch.nn.Module):
+    def forward(self, n: Any) -> bool:
+        self.n = n
+        return _asks(self)
+
+
+def _asks(holder: Any) -> bool:
+    return type(holder.n) is int
+
+
+def _asks_call(made: Callable[[], Any]) -> bool:
+    return type(made()) is int
+
+
+HELD: dict[str, Callable[[Any], Any]] = {
+    "method": lambda n: _Holder(n).asks(),
+    "property": lambda n: _Holder(n).is_int,
+    "namespace": lambda n: _asks(types.SimpleNamespace(n=n)),
+    "slot": _of_slot,
+    "class": lambda n: _asks(type("Held", (), {"n": n})),
+    "module": _Sized(),
+    "deque": lambda n: _asks_call(collections.deque([n]).pop),
+    "set": lambda n: _asks_call({n}.pop),
+    "list of lists": lambda n: (lambda held: type(held[0][0][0][0][0][0]) is int)([[[[[[n]]]]]]),
+    "partial": lambda n: _asks_call(functools.partial(lambda m: m, n)),
+    "closure": lambda n: _asks_call(lambda: n),
+    "iterator": lambda n: _asks_call(iter([n]).__next__),
+    "generator": lambda n: _asks_call((m for m in (n,)).__next__),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_type_of_a_size_that_something_holds(name: str) -> None:
+    """What an expression in a user's code gives may be a size, whatever holds it."""
+    sized = lambda x: (x + 1, HELD[name](x.shape[0]))
+    g = jit(sized, cache="symbolic values")
+    for rows in (3, 4, 5):
+        assert g(torch.ones(rows))[1] is True
 
 
 MADE: dict[str, Callable[[Any], Any]] = {

@@ -11,7 +11,6 @@ import dis
 import inspect
 import itertools
 import types
-from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +43,7 @@ def types_asked(
     for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
         if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue
-        if value.opname.startswith(_LOCALS) and call.opname.startswith("CALL"):
+        if value.opname.startswith(_LOCALS) and (call.opname, call.arg) == ("CALL", 1):
             names.add(value.argval)
             others = others or value.argval in bound  # it may hold another value at the end
         else:
@@ -101,21 +100,15 @@ def asks_for_types(code: types.CodeType) -> bool:
     return others or bool(names)
 
 
-def may_ask(frame: types.FrameType) -> bool:
-    """Test whether a frame that compares types has symbolic numbers, in containers too. It may
-    replace them before it ends.
-    """
-    return bool(_comparing(frame.f_code)) and any(map(_has_symbols, frame.f_locals.values()))
-
-
 def type_error(
-    frame: types.FrameType, *, has_found: bool, is_held: bool = False
+    frame: types.FrameType, *, has_found: bool, may_reach: bool = False
 ) -> UnsupportedCall | None:
     """The error for a frame that has asked for the type of a symbolic number; None for others.
 
     Args:
         has_found: numbers were found in data, so that a call may return one.
-        is_held: objects that the frame can reach hold such numbers.
+        may_reach: some value that the frame can reach may be or hold such a number. Nobody knows
+            what an expression gave: of a user's code each is taken for one.
     """
     if not _comparing(frame.f_code):
         return None
@@ -126,8 +119,8 @@ def type_error(
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
     may_ask = others and (
-        is_held
-        or any(_has_symbols(value, 1) for value in values.values())
+        may_reach
+        or any(map(_has_symbols, values.values()))
         or (has_found and _calls_inside(frame.f_code, aliases))
     )
     if not asked and not may_ask:
@@ -149,21 +142,9 @@ def _is_symbolic(value: Any) -> bool:
 _CLASSES = (torch.SymInt, torch.SymFloat, torch.SymBool, Int, Float, Bool)
 
 
-def _has_symbols(value: Any, depth: int = 4) -> bool:
-    """Test for a symbolic number, a container or dataclass of such, or a tensor with symbolic
-    sizes.
-    """
+def _has_symbols(value: Any, depth: int = 1) -> bool:
+    """Test for a symbolic number, a tensor with symbolic sizes, or a list or tuple of such."""
     if isinstance(value, torch.Tensor):
         return any(map(_is_symbolic, value.shape))
-    match value:
-        case dict() if depth > 1:
-            parts = dict.values(value)
-        case list() | tuple():
-            parts = value
-        case _:
-            parts = (
-                getattr(value, "__dict__", {}).values() if depth > 1 and is_dataclass(value) else ()
-            )
-    return _is_symbolic(value) or (
-        depth > 0 and any(_has_symbols(part, depth - 1) for part in parts)
-    )
+    parts = value if depth and isinstance(value, (list, tuple)) else ()
+    return _is_symbolic(value) or any(_has_symbols(part, depth - 1) for part in parts)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from thunder_fn.capture.numbers.types_asked import may_ask
 from thunder_fn.capture.outside.expressions import Reading, Source
 from thunder_fn.capture.outside.frames import is_library
 
@@ -23,7 +22,6 @@ class Frame:
         "cells",
         "code",
         "globals",
-        "holds_symbols",
         "is_library",
         "line",
         "locals",
@@ -55,8 +53,6 @@ class Frame:
         self.stand_ins: dict[tuple[int, ...], Any] = {}
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
-        self.holds_symbols = not self.is_library and may_ask(frame)
-        """Set where code of the user's compares types, and held symbolic numbers when it began."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
 

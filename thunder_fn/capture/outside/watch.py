@@ -104,10 +104,8 @@ class Watch(Evaluator):
         file = frame.f_code.co_filename
         is_known = bool(self.stack) and self.stack[-1].code is frame.f_code
         if (recorder := current()) is not None:
-            found, kept = recorder.decisions.has_found, recorder.kept
-            is_held = kept is not None and bool(kept.placed) and not is_library(file)
-            is_held = is_held or (is_known and self.stack[-1].holds_symbols)
-            error = type_error(frame, has_found=found, is_held=is_held)
+            may_reach = recorder.symbolic and not is_library(file)
+            error = type_error(frame, has_found=recorder.decisions.has_found, may_reach=may_reach)
             recorder.late_error = error or recorder.late_error
         if not is_known:
             return
