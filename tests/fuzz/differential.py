@@ -299,7 +299,7 @@ def _named(error: BaseException) -> str:
 
 def load(text: str) -> dict[str, Any]:
     module: dict[str, Any] = {"__name__": "drawn_program"}
-    exec(compile(text, "<program>", "exec"), module)
+    exec(compile(text, "<program>", "exec", dont_inherit=True), module)
     return module
 
 

@@ -131,6 +131,14 @@ EXPLAINED = [
         then="modified by an inplace operation",
     ),
     Explained(
+        "torch.func raises the same for what it splits of one result; only the oracle that stacks rows goes on",
+        kind="raised|error",
+        why="the output of a function that returns multiple views",
+        text=r"T\.",
+        instead=(r"\A", ""),
+        then="the output of a function that returns multiple views",
+    ),
+    Explained(
         "torch.func raises the same; only the oracle whose values all require a gradient goes on",
         kind="raised|error",
         why="does not require grad and does not have a grad_fn",
@@ -169,6 +177,7 @@ EXPLAINED = [
         "an op whose result nobody uses does not run in a program, and so raises nothing for values that it refuses",
         kind="accepts",
         why="call [1-9].*(index .* is out of bounds|out of range: tried to access|must match the size of|shape mismatch: value"
+        "|The shape of the mask"
         "|Class values must be smaller)",
         instead=(r"(?m)^( +)(\w+) = .*\n(?![^$]*\b\2\b)", r"\1pass\n"),  # what nobody uses
     ),

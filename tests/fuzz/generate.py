@@ -32,6 +32,8 @@ EXPRESSIONS = (
     (grammar.NUMBERS, 1),
     (grammar.FUNCTION_CALLS, 1),
     (grammar.MODULE_CALLS, 2),
+    (grammar.KEYWORDS, 2),
+    (grammar.BITS, 1),
 )
 
 
@@ -207,9 +209,10 @@ class Draw:
             table = grammar.RARE_WRITES if self.random.random() < 0.03 else grammar.WRITES
             table = grammar.WRITES_BY_VIEW if self.random.random() < (0.6 if self.focus == "views" else 0.1) else table
             table = grammar.CONTAINERS if self.packs and self.random.random() < 0.15 else table
+            table = grammar.VIEWS_OF_VIEWS if self.random.random() < 0.12 else table
             return self.simple(self.random.choice(table), env)
         if kind < writes + flow:
-            return self.flow(env, depth)
+            return self.flow(env, depth) if self.random.random() < 0.6 else self.several_lines(env)
         if kind < writes + flow + nested:
             return self.nested(env, depth)
         return self.assignment(env)
@@ -290,6 +293,16 @@ class Draw:
             ]
             body += ["else:", *(other or ["    pass"])]
         return body
+
+    def several_lines(self, env: dict[str, Any]) -> list[str] | None:
+        """Statements as people write them."""
+        text = self.fill(self.random.choice(grammar.BLOCKS), env)
+        if text is None:
+            return None
+        text = text.replace("OPTIM", self.random.choice(grammar.OPTIMIZERS))
+        for name, prefix in (("NEW", "v"), ("TWO", "v"), ("FN", "f"), ("OBJ", "o"), ("GEN", "o")):
+            text = re.sub(rf"\b{name}\b", self.fresh(prefix), text)
+        return text.split("\n") if self.runs_either_way(text, env) else None
 
     def runs_shortly(self, text: str, env: dict[str, Any]) -> bool:
         bounded = text.replace("while ", "_left = 20\nwhile (_left := _left - 1) and ")
@@ -576,8 +589,8 @@ class Draw:
         self.float_args: set[str] = set()
         lines, names = self.arguments()
         self.packs = draw.random() < 0.08
-        classes = "".join(grammar.FUNCTION_CLASSES.values()) + "".join(grammar.MODULES.values())
-        exec(classes, self.env)
+        classes = "".join(grammar.FUNCTION_CLASSES.values()) + "".join(grammar.MODULES.values()) + grammar.RECORDS
+        exec(compile(classes, "<classes>", "exec", dont_inherit=True), self.env)
         scope = {"torch": torch, "n": self.n}
         torch.manual_seed(3)
         for line in lines:
@@ -653,6 +666,7 @@ class Draw:
                 packed, unpacked = f"{{'x': ({packed}, 2)}}", f"        {', '.join(names)}{ends} = d['x'][0]\n"
         self.packs = self.packs or is_nested
         count = max(len(results) * whole.startswith("Pack"), len(names) * ("Pack" in packed))
+        uses_records = re.search(r"\b(Slotted|Point|Two|collections|dataclasses|functools|itertools|operator)\b", text)
         return PROGRAM.format(
             options=options,
             calls=calls,
@@ -665,7 +679,7 @@ class Draw:
             unpacked=unpacked,
             inputs=textwrap.indent("\n".join(lines), "    "),
             pack=PACK.format(count) if "Pack(" in whole + packed * self.packs else "",
-            classes=used(grammar.FUNCTION_CLASSES) + used(grammar.MODULES),
+            classes=used(grammar.FUNCTION_CLASSES) + used(grammar.MODULES) + grammar.RECORDS * bool(uses_records),
             closed=textwrap.indent("\n".join(closed) + "\n", "    ") if closed else "",
             names=", ".join(line.split(" ")[0] for line in closed),
             body=textwrap.indent(text, "        "),

@@ -375,6 +375,269 @@ NESTED = {
 }
 """Calls of a function FN that are a transform of a transform, by what it is given of the tensor XX; YY is another."""
 
+
+KEYWORDS = _words("""
+F.linear(input={f},weight={f},bias=None) F.layer_norm({f},normalized_shape=[{f}.shape[-1]],weight={f},eps=1e-3)
+F.pad(input={f}[None],pad=(1,1),mode="reflect") F.pad({f}[None],[1,2],mode="circular") F.pad({f},pad=[0,1],value={p})
+F.softmax({f},dim={d},dtype=torch.float64) F.cross_entropy({f},{i},reduction="none",label_smoothing=0.1)
+F.cross_entropy(input={f},target={f}.softmax(-1),reduction="sum") F.mse_loss(input={f},target={f},reduction="none")
+F.interpolate({f}[None],size=4,mode="linear",align_corners=True) F.interpolate(input={f}[None],scale_factor=2.0,mode="nearest")
+F.conv1d({f}[None],weight={f}[:,:,None],stride=2,padding="valid") F.conv1d({f}[None],{f}[:,:,None],padding=1,dilation=1)
+F.conv_transpose1d({f}[None],{f}[:,:,None],stride=2,output_padding=1) F.unfold({f}[None,None],kernel_size=2)
+F.avg_pool1d({f}[None],kernel_size=2,stride=1,ceil_mode=True) F.adaptive_avg_pool1d({f}[None],output_size=2)
+F.max_pool1d({f}[None],kernel_size=2,return_indices=True)[1] F.nll_loss({f}.log_softmax(-1),{i},ignore_index=1)
+F.scaled_dot_product_attention(query={f}[None],key={f}[None],value={f}[None],is_causal=True)
+F.scaled_dot_product_attention({f}[None],{f}[None],{f}[None],attn_mask={f},scale=0.5)
+F.embedding(input={i},weight={f},padding_idx=0) F.one_hot({i},num_classes=5) F.threshold({f},threshold=0.1,value={p})
+F.normalize(input={f},p=1.0,dim={d},eps=1e-6) F.cosine_similarity(x1={f},x2={f},dim={d}) F.logsigmoid(input={f})
+F.triplet_margin_loss({f},{f},{f},margin=0.5) F.margin_ranking_loss({f},{f},{f}.sign()) F.poisson_nll_loss({f},{f}.abs())
+F.pixel_shuffle({f}.reshape(1,1,-1,1).expand(1,4,-1,1),upscale_factor=2) F.prelu({f},torch.tensor([0.2]).double())
+torch.sum(input={f},dim={d},keepdim=True) torch.max(input={f},dim={d},keepdim=True).values torch.std({f},dim={d},correction=0)
+torch.topk(input={f},k=2,dim={d},largest=False,sorted=True)[0] torch.sort(input={f},dim={d},stable=True).values
+torch.clamp(input={f},min={f},max={f}+1) torch.nan_to_num(input={f},nan={p},posinf=1.0) {f}.cumsum(dim={d},dtype=torch.float64)
+torch.searchsorted({f}.flatten().sort()[0],{f}) torch.bucketize({f},{f}.flatten().sort()[0],right=True) torch.histc({f},bins=4)
+torch.roll(input={f},shifts=(1,1),dims=(0,-1)) torch.flip({f},dims=[0]) torch.addmm(input={f},mat1={f},mat2={f},alpha={p})
+torch.einsum("bij,bjk->bik",{f}[None],{f}[None]) torch.einsum("ij,kj->ik",{f},{f}) torch.einsum("ij,ij->",{f},{f})
+torch.einsum("i,j,k->ijk",{f},{f},{f}) torch.einsum("...ij->...ji",{f}) torch.einsum("bi,ij,bj->b",{f},{f},{f})
+torch.einsum("ij->j",{z}) torch.einsum("ij,jk->ik",{z},{z}.conj()) torch.einsum("~i~j,~j~->~i~",{f},{f})
+torch.quantile({f},torch.tensor([0.25,0.75]).double(),dim={d}) torch.gather(input={f},dim={d},index={i}) {f}.sum(dim=({d},))
+torch.scatter({f},dim={d},index={i},src={f},reduce="add") torch.scatter_reduce({f},{d},{i},{f},reduce="mean",include_self=False)
+torch.isclose({f},{f},rtol=0.1) torch.allclose({f},{f}) torch.equal({f}.detach()*0,{f}.detach()*0)
+torch.cartesian_prod({f}.flatten(),{f}.flatten()) torch.combinations({f}.flatten(),r=2) torch.triu_indices(3,3)
+torch.isin({i},torch.tensor([1])) torch.vander({f}.flatten(),N=3) torch.logspace(0,1,{f}.shape[0],dtype=torch.float64)
+torch.unique_consecutive({i}) torch.segment_reduce({f}.flatten(),"sum",lengths=torch.tensor([{f}.numel()])) torch.gradient({f})[0]
+torch.unflatten({f},0,(-1,1)) torch.nn.utils.parameters_to_vector([{f},{f}]) torch.nn.functional.one_hot({i}.flatten())
+""")
+"""Calls with keyword arguments, and einsum."""
+
+BITS = _words("""
+{i}//{i} {i}%{i} {i}&{i} {i}|{n} {i}^{i} ~{i} {i}<<1 {i}>>{n} 7&{i} 2**{i} 5//({i}+1) 7%({i}+1) divmod(7,{n}+2)[1]
+torch.bitwise_left_shift({i},1) torch.bitwise_not({i}) torch.bitwise_xor({i},{i}) torch.gcd({i},{i}) torch.lcm({i},{i})
+{i}.div({n},rounding_mode="trunc") {i}.div({i}+1,rounding_mode="floor") torch.floor_divide({i},2) {i}.true_divide(2)
+{i}.fmod(2) {i}.abs() {i}.sign() {i}.to(torch.uint8)+250 {i}.to(torch.int8)*100 {i}.to(torch.int32)//2 -{i}//2 {i}.neg()%3
+{i}.median() {i}.cumprod(0) {i}.flip(0).diff() {i}.float().std() {i}.bool()&{b} {b}<<1 {b}*{i} {i}.bitwise_or_({n})
+{z}.log() {z}.sqrt() {z}.pow(2) {z}**0.5 {z}.T@{z} torch.linalg.norm({z}) {z}.abs().square() {z}.cumsum(0) {z}.real*{z}.imag
+torch.fft.irfft({z}) torch.fft.fftshift({z}) torch.fft.fft2({z}) torch.polar({f}.abs(),{f})*{z} {z}.cosh() {z}.tanh()
+{z}.reciprocal() {z}.roll(1) {z}.diagonal() {z}.flip(0) torch.outer({z},{z}) torch.dot({z},{z}) torch.vdot({z},{z})
+torch.where({z}.real>0,{z},{z}.conj()) {z}.index_select(0,{i}) {z}.prod() {z}.norm(dim={d}) {z}.sum({d},keepdim=True)
+torch.stack([{z},{z}.conj()]) torch.cat([{z},{z}]) {z}.masked_fill({z}.imag>0,{p}) {z}+{f} {f}*{z}.abs() {z}/{z} {z}-{z}.mean()
+torch.linalg.solve({z}@{z}.mH+3*torch.eye({z}.shape[0]),{z}) {z}.view(torch.float64) {z}==({z}) {z}.real.cumsum(0) {z}*1j {p}/{z}
+""")
+"""Arithmetic of integers, and of complex numbers."""
+
+VIEWS_OF_VIEWS = _words("""
+{f}[0][1:].mul_({p}) {f}.view(-1)[1:][::2].add_({p}) {f}.t()[0].unsqueeze(0)[...,1:].mul_({p}) {f}[1:][:,0]={p}
+{f}.split(1)[0].squeeze(0)[...].add_({g}) {f}[:,1:].t()[0].copy_({g}) {f}.unbind()[0][1:].zero_() {f}[None][0][1:]*={p}
+{f}.transpose(0,-1)[1:].transpose(0,-1).add_({p}) {f}.view(-1).view({f}.shape)[0].fill_({p}) {f}[0].view(-1)[0]+={p}
+{f}.diagonal()[1:].mul_({p}) {f}.T.diagonal().add_({f}) {f}.expand(1,*{f}.shape)[0][0].neg_() {f}.unflatten(0,(-1,1))[0][0]={p}
+{f}[{f}>0]={f}[{f}>0]*2 {f}[...,{b}]={p} {f}[{b},...]*={p} {f}[~({f}>0)]-={p} {f}[({f}>0)&({f}<1)]={p} {f}[{i},0]={p}
+{f}[:,[0,1]]={f}[:,[1,0]] {f}[[0,1]]={f}[[1,0]].clone() {f}[{f}.argmax()]={p} {f}[{f}.argsort()]={f} {f}[{f}.isnan()]=0
+{f}.index_put_(({i},{i}),{f}) {f}.index_put_(({i},),torch.tensor({p},dtype=torch.float64)) {f}.index_put_([{f}>0],{f}.sum())
+{f}[torch.arange({f}.shape[0]),0]={p} {f}[torch.arange({f}.shape[0]).flip(0)]={f} {f}[...,None][...,0].add_({p})
+{i}>>=1
+{i}//=2 {i}%=2 {i}^=1 {i}&=3 {i}.bitwise_not_() {b}^={b} {i}[{i}>0]=-1 {i}[{b}]+=1 {i}.index_add_(0,{i},{i})
+{f}.detach()[0][1:].zero_() {f}[1:].detach().mul_({p}) {f}.real[0].add_(1) {f}.swapaxes(0,-1)[0][None].mul_({g})
+torch.add({f},{g},out={f}[0][1:]) torch.mul({f},{p},out={f}.t()[1:]) torch.stack([{f},{f}],out={f}.unsqueeze(0)[0])
+torch.where({f}>0,{f},{f},out={f}.t()) torch.clamp(input={f},min=0.0,out={f}.view(-1)) torch.sort({f},dim=0,out=({f},{i}))
+torch.linalg.norm({f},out={f}) torch.bmm({f}[None],{f}[None],out={f}[None]) torch.cumprod({f},0,out={f})
+torch.prod({f},0,out={f}[0])
+""")
+
+BLOCKS = [
+    """try:
+    NEW = {f} + {g}
+finally:
+    TWO = {f} * 2""",
+    """try:
+    NEW = {f} * {p}
+    if NEW.shape[0] > 2:
+        raise ValueError("large")
+except ValueError as error:
+    NEW = {f}.sin() * len(error.args)
+else:
+    NEW = NEW + {f}.mean()""",
+    """try:
+    NEW = {f}
+    NEW = NEW @ torch.ones(7, 2)
+except (RuntimeError, IndexError):
+    NEW = {f} * 3""",
+    """try:
+    {f}.add_({p})
+    {}["missing"]
+except KeyError:
+    NEW = {f} - {f}.mean()
+finally:
+    {f}.mul_({p})""",
+    """import contextlib
+with contextlib.suppress(ZeroDivisionError):
+    NEW = {f} * 2
+    1 // 0
+    NEW = {f} * 3""",
+    """def FN(u):
+    for k in range(3):
+        yield u * k
+NEW = sum(FN({f}))""",
+    """def FN(u):
+    had = yield u * 2
+    yield u + had
+GEN = FN({f})
+next(GEN)
+NEW = GEN.send({p})""",
+    """def FN(rows):
+    try:
+        for r in rows:
+            yield r.sum() * 2
+    finally:
+        rows[0].mul_(2)
+NEW = torch.stack(list(FN({f})))""",
+    """def FN(u):
+    count = 0
+    def add(w):
+        nonlocal count
+        count += 1
+        return w * count
+    return add(u) + add(u.sin()) * count
+NEW = FN({f})""",
+    """def FN(u):
+    total = u.sum() * 0
+    def add(w):
+        nonlocal total
+        total = total + w.mean()
+        total *= 2
+    for r in u:
+        add(r)
+    return total
+NEW = FN({f})""",
+    "NEW = torch.stack([r * k for k, r in enumerate({f}) if k % 2 == 0])",
+    "NEW = sum(r.sum() for r in {f}.unbind(-1) if r.dim() < 2)",
+    "NEW = sum({k: r * 2 for k, r in enumerate({f}) if k}.values())",
+    "NEW = torch.cat([r.reshape(-1) for q in {f} for r in q.reshape(-1) if r.dim() == 0])",
+    "NEW = torch.stack([p * q for p, q in zip({f}, reversed({f}))])",
+    "NEW = Slotted({f}, {p}).scaled",
+    """OBJ = Slotted({f}, 2)
+OBJ.x = OBJ.x * {g}
+OBJ.scaled = {f}
+NEW = OBJ.x + OBJ.scaled""",
+    "NEW = dataclasses.replace(Point({f}, {f}), x={f}).norm",
+    "NEW = sum(dataclasses.astuple(Point({f}.detach(), {f}.detach())))",
+    """OBJ = Point({f}, {g})
+OBJ.x += OBJ.y
+NEW = OBJ.norm + OBJ.x""",
+    "NEW = Two({f}, {g})._replace(b={f}).a",
+    "NEW = Two({f}, b={f}).both() * 2",
+    "NEW = max(Two({f}, {g}), key=lambda one: one.dim() if isinstance(one, torch.Tensor) else -1)",
+    "NEW = functools.reduce(torch.add, [{f}, {f}, {g}])",
+    "NEW = functools.partial(torch.add, alpha=2)({f}, {f})",
+    "NEW = list(itertools.accumulate({f}, lambda p, q: p * 0.5 + q))[-1]",
+    "NEW = (lambda *a, **k: a[-1] * k['s'])({f}, {f}, s={g})",
+    "NEW = (y := {f}.sin()) * y",
+    "NEW = operator.itemgetter(1)([{f}, {f} * 2])",
+    "NEW = sorted({f}.unbind(), key=lambda r: -r.dim())[0]",
+    "NEW = dict(zip('ab', ({f}, {g}))) | {'a': {f}} and {f} * 2",
+    "NEW = collections.deque([{f}, {f} + 1], maxlen=1)[0]",
+    """OBJ = collections.defaultdict(list)
+OBJ["k"].append({f})
+OBJ["k"] += [{f}.sin()]
+NEW = torch.stack([one.sum() for one in OBJ["k"]])""",
+    """match tuple({f}.shape):
+    case (k,):
+        NEW = {f} * k
+    case (k, *_):
+        NEW = {f}.sum(0) * k
+    case _:
+        NEW = {f} + 1""",
+    """for k, r in enumerate({f}):
+    if k == 1:
+        continue
+    NEW = r * k
+    if k > 1:
+        break
+else:
+    NEW = {f}.cos()""",
+    """w = {f}.detach().clone().requires_grad_()
+NEW, = torch.autograd.grad((w * w).sin().sum(), w, create_graph=True)
+NEW = torch.autograd.grad(NEW.sum(), w)[0]""",
+    """w = {f}.detach().clone().requires_grad_()
+w.register_hook(lambda g: g * 3)
+((w * {f}.detach()).exp()).sum().backward()
+NEW = w.grad""",
+    """w = nn.Parameter({f}.detach().clone())
+o = torch.optim.OPTIM
+for _ in range(2):
+    o.zero_grad()
+    ((w - 1) ** 2).sum().backward()
+    o.step()
+NEW = w.detach()""",
+    """with torch.no_grad():
+    NEW = {f}.clone()
+    NEW.mul_({p})
+NEW = NEW * {f}""",
+    "NEW = T.vmap(lambda d, k: d['a'] * k + d['b'].sum(), in_dims=({'a': 0, 'b': None}, None))({'a': {f}, 'b': {f}}, {f}.sum())",
+    "NEW = T.vmap(lambda p: p[0] + p[1].sum(), in_dims=((0, -1),))(({f}, {f}))",
+    "NEW = T.vmap(lambda u: (u * 2, u.sum()), out_dims=(-1, 0))({f})[0]",
+    "NEW = T.vmap(lambda u: {'r': u.sin(), 's': [u * {f}.sum()]}, in_dims=-1, out_dims={'r': 0, 's': [-1]})({f})['s'][0]",
+    "NEW = T.vmap(lambda u, k: torch.where(u > 0, u, k), in_dims=(0, None))({f}, {p})",
+    "NEW = T.vmap(T.vmap(lambda u, k: u * k, (0, None)), (None, 0))({f}, {f})",
+    "NEW = T.grad(lambda u: T.fori_loop(0, 3, lambda k, e: e * k + u.sin(), u).sum())({f})",
+    "NEW = T.jvp(lambda u: T.while_loop(lambda k, e: k < 3, lambda k, e: (k + 1, e * 0.5 + u), (torch.tensor(0), u))[1], "
+    "({f},), ({f},))[1]",
+    "NEW = T.vmap(lambda u: T.fori_loop(0, 2, lambda k, e: e + u * k, u))({f})",
+    "NEW = T.vmap(T.grad(lambda u: T.cond(u.sum() > 0, lambda e: (e * e).sum(), lambda e: e.sin().sum(), (u,))))({f})",
+    "NEW = T.grad(lambda u: T.vmap(lambda r: T.scan(lambda c, e: (c * 0.5 + e, c.sin()), r[0], r)[1].sum())(u).sum())({f})",
+    "NEW = T.jacfwd(lambda u: T.scan(lambda c, e: (c * 0.5 + e, c * e), u[0], u)[0])({f}[:2])",
+    "NEW = T.jvp(lambda u: T.associative_scan(lambda p, q: p * q, u), ({f},), ({f},))[1]",
+    "NEW = T.vmap(lambda u: T.associative_scan(torch.maximum, u, reverse=True))({f})",
+    "NEW = T.scan(lambda c, e: (Two(c.a + e.sum(), c.b * 0.5), Two(c.a * e, e)), Two({f}.sum(), {f}.mean()), {f})[1].a",
+    "NEW = T.cond({f}.sum() > 0, lambda e: Two(e['a'] * 2, e['b']), lambda e: Two(e['b'], e['a']), ({'a': {f}, 'b': {f}},)).b",
+    """keep = []
+def FN(u):
+    keep.append(u.shape[0] if u.dim() else 0)
+    return (u * len(keep)).sum()
+NEW = T.grad(FN)({f})""",
+    """def FN(u, *, s=2, **more):
+    return (u ** s).sum() * more.get("k", 1)
+NEW = T.grad(functools.partial(FN, k=3))({f})""",
+]
+"""Statements as people write them, of several lines: NEW is what they make, FN, OBJ, GEN and TWO are names of their own."""
+
+OPTIMIZERS = (
+    "SGD([w], lr=0.1, momentum=0.9)",
+    "SGD([w], lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1)",
+    "AdamW([w], lr=0.1)",
+    "Adam([w], lr=0.1, amsgrad=True)",
+    "RMSprop([w], lr=0.1, centered=True)",
+    "Adagrad([w], lr=0.1)",
+    "NAdam([{'params': [w], 'lr': 0.1}])",
+    "Adam([w], lr=0.1, foreach=True)",
+)
+
+RECORDS = """
+import collections, dataclasses, functools, itertools, operator
+from typing import Any, NamedTuple
+class Slotted:
+    __slots__ = ("x", "_k")
+    def __init__(self, x, k):
+        self.x, self._k = x, k
+    @property
+    def scaled(self):
+        return self.x * self._k
+    @scaled.setter
+    def scaled(self, value):
+        self.x, self._k = value.sin(), 1
+@dataclasses.dataclass
+class Point:
+    x: Any
+    y: Any = 1.0
+    @property
+    def norm(self):
+        return (self.x * self.x + self.y * self.y).sum().sqrt()
+class Two(NamedTuple):
+    a: Any
+    b: Any = 0.5
+    def both(self):
+        return self.a + self.b
+"""
+
 FUNCTION_CLASSES = {
     "Twice": """
 class Twice(torch.autograd.Function):
@@ -511,5 +774,74 @@ class Seq(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(3, 2), nn.LayerNorm(2), nn.GELU(), nn.Linear(2, 3))
         self.double()
+""",
+    "Gate": """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Identity()})
+        self.register_buffer("avg", torch.zeros(3))
+        self.seen = []
+        self.double()
+    @property
+    def mean(self):
+        return self.avg.mean()
+    def forward(self, x, *, scale=2.0):
+        y = self.parts["b"](self.parts["a"](x)) * scale
+        if self.training:
+            self.avg = self.avg * 0.9 + 0.1 * y.detach().reshape(-1, 3).mean(0)
+        return y - self.mean
+""",
+    "Hooked": """
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(2)])
+        self.net[0].register_forward_hook(lambda m, i, o: o * 2)
+        self.net[1].register_forward_pre_hook(lambda m, i: (i[0].tanh(),))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        for one in self.net:
+            x = x + one(x)
+        self.steps.add_(1)
+        return torch.where(self.steps > 1, x, x * 2)
+""",
+    "Trainer": """
+class Trainer:
+    def __init__(self):
+        self.net = nn.Linear(3, 2).double()
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.history, self.count, self.best = [], 0, torch.tensor(9.0)
+    def parameters(self):
+        return [*self.net.parameters()]
+    def buffers(self):
+        return [torch.tensor(self.count), self.best, *self.history]
+    def __call__(self, x):
+        x = x.detach()
+        self.opt.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.opt.step()
+        self.count += 1
+        self.history.append(loss.detach())
+        self.best = torch.minimum(self.best, loss.detach())
+        return loss.detach() * x
+""",
+    "Keeper": """
+class Keeper:
+    def __init__(self):
+        self.state = {"n": 0, "last": None}
+        self.scale = torch.linspace(0.5, 1.5, 3, dtype=torch.float64, requires_grad=True)
+        self.calls = [0]
+    def parameters(self):
+        return [self.scale]
+    def buffers(self):
+        last = self.state["last"]
+        return [torch.tensor(self.state["n"]), torch.tensor(self.calls[0])] + ([] if last is None else [last])
+    def __call__(self, x):
+        self.state["n"] += x.shape[0]
+        self.calls[0] += 1
+        last, self.state["last"] = self.state["last"], x.detach().sum()
+        return x * self.scale if last is None else x * self.scale + last
 """,
 }

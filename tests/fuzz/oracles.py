@@ -181,17 +181,28 @@ def _hessian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 
 def _vmap(f: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error") -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
-        sizes = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
+        leaves, spec = pytree.tree_flatten(args)
+        dims = _dims(in_dims, args)
+        sizes = {leaf.shape[dim] for leaf, dim in zip(leaves, dims, strict=True) if dim is not None}
         if len(sizes) != 1 or randomness == "same":
             raise RuntimeError("no batch size, or numbers that examples share")
-        rows = [
-            f(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, dims, strict=True)))
-            for i in range(sizes.pop())
-        ]
-        return _stacked(rows, out_dims)
+        rows: list[Any] = []
+        for i in range(sizes.pop()):
+            row = [leaf if dim is None else leaf.select(dim, i) for leaf, dim in zip(leaves, dims, strict=True)]
+            rows.append(f(*pytree.tree_unflatten(row, spec)))
+        parts = zip(*map(pytree.tree_leaves, rows), strict=True)
+        found = [torch.stack(one, dim) for one, dim in zip(parts, _dims(out_dims, rows[0]), strict=True)]
+        return pytree.tree_unflatten(found, pytree.tree_flatten(rows[0])[1])
 
     return run
+
+
+def _dims(dims: Any, tree: Any) -> list[Any]:
+    """The dim of each leaf of a tree: one for all of a part, or a tree of its own."""
+    if dims is None or isinstance(dims, int):
+        return [dims] * len(pytree.tree_leaves(tree))
+    pairs = [(dims[key], tree[key]) for key in tree] if isinstance(tree, dict) else zip(dims, tree, strict=True)
+    return [dim for pair in pairs for dim in _dims(*pair)]
 
 
 def _linearized(jvp: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,8 @@
 """`requires_grad` that a jitted function sets on tensors from outside, against eager mode."""
 
+import contextlib
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +199,21 @@ def test_what_is_stored_outside_has_no_half_of_a_history():
 
     with pytest.raises(UnsupportedCall, match="after it was used, and returns or stores what depends on it"):
         tfn.jit(f)(torch.ones(3))
+
+
+@pytest.mark.parametrize("mode", (contextlib.nullcontext, torch.no_grad))
+def test_an_argument_that_is_a_result_is_detached_in_place(mode: Any) -> None:
+    """As a recurrent step does with its state: it was an error, since such a tensor has no flag to set."""
+    functions = (lambda a: a.detach_(), lambda a: (a.detach_(), a * 2)[1], lambda a: a.mul_(2).detach_() + 1)
+    for f, make in itertools.product(functions, (lambda x: x * 3, lambda x: x)):
+
+        def found(h: Any, make: Any = make) -> Any:
+            x = torch.arange(3.0, requires_grad=True)
+            given = make(x) if make(x) is not x else torch.arange(3.0)
+            with mode():
+                y = h(given)
+            return y.tolist(), y.requires_grad, given.tolist(), given.requires_grad, given.is_leaf, given.grad_fn
+
+        jitted = tfn.jit(f)
+        for _ in range(2):
+            assert found(jitted) == found(f)

@@ -137,7 +137,10 @@ def put(holder: Any, key: Any, value: Any) -> None:
     `.grad` or `requires_grad` of a tensor.
     """
     if isinstance(holder, torch.Tensor):
-        setattr(holder, key, None if value is ABSENT else value)
+        if value is False and not holder.is_leaf:  # `detach_`
+            holder.detach_()
+        else:
+            setattr(holder, key, None if value is ABSENT else value)
     elif isinstance(holder, types.CellType):
         store("cell", holder, key, value)
     elif key is APPENDED:
