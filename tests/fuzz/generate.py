@@ -83,7 +83,21 @@ class Draw:
         self.env: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "T": FUNC}
         self.n = 3
         self.focus = self.random.choice(
-            ("", "", "writes", "nested", "nested", "flow", "layout", "random", "views", "views")
+            (
+                "",
+                "",
+                "writes",
+                "nested",
+                "nested",
+                "flow",
+                "layout",
+                "random",
+                "views",
+                "views",
+                "people",
+                "people",
+                "people",
+            )
         )
         self.random_ops = self.random.random() < (0.8 if self.focus == "random" else 0.1)
         self.backward = self.random.random() < 0.5
@@ -205,6 +219,8 @@ class Draw:
         flow = 0.25 if self.focus == "flow" else 0.08
         nested = (0.35 if self.focus == "nested" else 0.06) if depth < 3 else 0.0
         writes = 0.4 if self.focus in ("writes", "views") else 0.12
+        if self.focus == "people" and self.random.random() < 0.5:
+            return self.several_lines(env)
         if kind < writes:
             table = grammar.RARE_WRITES if self.random.random() < 0.03 else grammar.WRITES
             table = grammar.WRITES_BY_VIEW if self.random.random() < (0.6 if self.focus == "views" else 0.1) else table
@@ -607,7 +623,7 @@ class Draw:
             shape, more = draw.choice(("3", "3, 3", "2, 3", "()")), ["", "", ".t()"]
             more += [".requires_grad_()"] * self.backward + [".to(torch.float32)"] * self.coarse
             closed.append(f"{c} = torch.randn({shape}, dtype=torch.float64){draw.choice(more)}")
-        if draw.random() < 0.2:
+        if draw.random() < (0.5 if self.focus == "people" else 0.2):
             closed.append(f"{self.fresh('m')} = {draw.choice(list(grammar.MODULES))}()")
         for line in list(closed):
             if not self.runs(line, self.env):

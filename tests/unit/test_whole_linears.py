@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +79,48 @@ def test_the_cost_of_a_layer_is_that_of_its_product() -> None:
     x = torch.randn(2, 3, 64)
     with torch.no_grad():
         assert tfn.inspect.cost(LAYERS["with a bias"], x).total.flops == 2 * x.numel() * 33
+
+
+P, W, B = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3)
+BY_NAME: dict[str, tuple[Any, dict[str, Any]]] = {
+    "linear": (F.linear, {"input": P, "weight": W}),
+    "linear without a bias": (F.linear, {"input": P, "weight": W, "bias": None}),
+    "linear with a bias": (F.linear, {"input": P, "weight": W, "bias": B}),
+    "conv1d": (F.conv1d, {"input": P, "weight": W[:, :, None], "bias": B}),
+    "layer_norm": (F.layer_norm, {"input": P, "normalized_shape": (3,), "weight": B, "bias": B + 1}),
+    "attention": (F.scaled_dot_product_attention, {"query": P[None], "key": W[None], "value": P[None]}),
+    "embedding": (F.embedding, {"input": torch.tensor([0, 2]), "weight": W}),
+    "addmm": (torch.addmm, {"input": B, "mat1": P, "mat2": W}),
+    "matmul": (torch.matmul, {"input": P, "other": W}),
+    "where": (torch.where, {"condition": P > 0, "input": P, "other": W}),
+    "cross_entropy": (F.cross_entropy, {"input": P, "target": torch.tensor([0, 2, 1])}),
+    "batch_norm": (
+        F.batch_norm,
+        {"input": P, "running_mean": None, "running_var": None, "weight": B, "training": True},
+    ),
+    "lerp": (torch.lerp, {"input": P, "end": W, "weight": B}),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_arguments_by_name_are_the_same_in_any_order(name: str) -> None:
+    """`linear(x, weight=w)` was an error of the torch executor, which took the positional arguments alone."""
+    function, given = BY_NAME[name]
+    known = function(**given)
+    first = next(iter(given))
+    tensors = [key for key, value in given.items() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    for names in (list(given), list(given)[::-1]):
+        call = lambda **values: function(**{key: values[key] for key in names})
+        one_placed = lambda **values: function(values.pop(first), **values)
+        for f in (call, one_placed):
+            torch.testing.assert_close(tfn.jit(f)(**given), known)
+            leaves = {key: value.clone().requires_grad_() for key, value in given.items() if key in tensors}
+            for h in (tfn.jit(f), f):
+                found = torch.autograd.grad(h(**{**given, **leaves}).square().sum(), list(leaves.values()))
+                wanted = torch.autograd.grad(function(**{**given, **leaves}).square().sum(), list(leaves.values()))
+                for a, b in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(a, b)
+            rows = {key: torch.stack([given[key], given[key] * 2]) for key in tensors}
+            batched = tfn.jit(tfn.vmap(lambda one, f=f: f(**{**given, **one})))(rows)
+            each = [function(**{**given, **{key: rows[key][i] for key in tensors}}) for i in range(2)]
+            torch.testing.assert_close(batched, torch.stack(each))

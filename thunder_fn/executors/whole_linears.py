@@ -19,7 +19,7 @@ def whole_linear(call: Equation) -> Equation | None:
     """
     if call.op.name != NAME or len(call.bodies) != 1 or not _is_linear(call.body):
         return None
-    return Equation(ops.LINEAR, call.args, (), call.outputs, (), call.source)
+    return Equation(ops.LINEAR, call.operands, (), call.outputs, (), call.source)
 
 
 def _is_linear(body: Trace) -> bool:
