@@ -72,3 +72,21 @@ def test_a_product_is_added_over_its_first_operand_and_over_no_other(name: str) 
     torch.testing.assert_close(tfn.vmap(lambda x: over(0)(x.clone()))(x[None]), wanted[None])
     with pytest.raises(tfn.errors.AliasedMutation, match="reads at another place"):
         jit(over(2))(x.clone())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ("copysign_", "heaviside_", "gcd_", "lcm_", "eq_", "ne_", "gt_", "ge_", "lt_", "le_", "atan2_", "mul_", "xlogy_"),
+)
+@pytest.mark.parametrize("of", (lambda x: x, lambda x: x[1:], lambda x: x.t()), ids=("whole", "part", "transposed"))
+def test_a_pointwise_op_writes_over_what_it_reads_in_its_own_place(name: str, of: Any) -> None:
+    """PyTorch tags some of these ops as pointwise in their out-of-place form only, and they were refused."""
+    x = torch.tensor(
+        [[4, -6, 0], [9, 3, -1], [2, 5, 8]], dtype=torch.long if name in ("gcd_", "lcm_") else torch.float64
+    )
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        getattr(of(x), name)(of(x))
+        return x
+
+    assert torch.equal(jit(f)(x.clone()), f(x.clone()))

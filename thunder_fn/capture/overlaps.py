@@ -16,7 +16,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.errors import AliasedMutation
-from thunder_fn.ir import facts
+from thunder_fn.ir import facts, ops
 from thunder_fn.ir.trace import Source
 
 WORK = 100_000
@@ -124,12 +124,16 @@ def share_elements(*tensors: torch.Tensor) -> bool:
 
 @functools.cache
 def _is_in_place(func: Any) -> bool:
-    """Test for an op that reads each element before it writes to its place."""
-    packet = func.overloadpacket
-    tags = (getattr(packet, overload).tags for overload in packet.overloads())
-    return any(
-        torch.Tag.pointwise in found for found in tags
-    ) or f"aten.{func._schema.name.rpartition('::')[2]}" in (facts.READS_BEFORE_WRITES)
+    """Test for an op that reads each element before it writes to its place. PyTorch tags some
+    pointwise ops in their out-of-place form only.
+    """
+    name = func._schema.name.rpartition("::")[2]
+    packets = (func.overloadpacket, getattr(ops.aten, name.removesuffix("_"), None))
+    found = (getattr(one, overload) for one in packets if one for overload in one.overloads())
+    return (
+        any(torch.Tag.pointwise in overload.tags for overload in found)
+        or f"aten.{name}" in facts.READS_BEFORE_WRITES
+    )
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
