@@ -80,7 +80,7 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.count = 0
-        self.env: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "T": FUNC}
+        self.env: dict[str, Any] = {"__name__": "drawn_program", "torch": torch, "nn": nn, "F": F, "T": FUNC}
         self.n = 3
         self.focus = self.random.choice(
             (
