@@ -7,6 +7,7 @@ made by the function around.
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import thunder_fn as tfn
@@ -222,3 +224,73 @@ def test_a_buffer_that_is_bound_again_is_another_tensor(is_buffer: bool, inside:
     assert len({id(one) for one in held}) == 4 and all(map(torch.equal, held, before))
     if outside is tfn.jit:
         assert tfn.cache_info(f).misses <= 2  # the first mean is from inference mode
+
+
+WEIGHT = nn.Linear(2, 2).weight
+
+
+class Cached:
+    """Cached properties of tensors, of numbers, and of both."""
+
+    def __init__(self) -> None:
+        self.w, self.n = torch.ones(2), 1
+
+    @functools.cached_property
+    def tensor(self) -> Any:
+        return self.w * 2
+
+    @functools.cached_property
+    def number(self) -> Any:
+        return self.n * 2
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        return {"a": self.w * 3, "b": (self.n, self.w)}
+
+    @functools.cached_property
+    def parameter(self) -> Any:
+        return WEIGHT * 2
+
+    @functools.cached_property
+    def table(self) -> Any:
+        return torch.arange(2.0)
+
+    @functools.cached_property
+    def nested(self) -> Any:
+        return self.tensor + self.number
+
+
+CACHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "tensor": lambda a, x: x + a.tensor,
+    "number": lambda a, x: x * a.number,
+    "tree": lambda a, x: x + a.tree["a"] * a.tree["b"][0],
+    "parameter": lambda a, x: x @ a.parameter,
+    "table": lambda a, x: x * a.table,
+    "nested": lambda a, x: x * a.nested,
+}
+WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "jit": (lambda f: f, tfn.jit),
+    "grad": (lambda f: torch.func.grad(lambda x: f(x).sum()), lambda f: tfn.grad(lambda x: f(x).sum())),
+    "jit of grad": (lambda f: torch.func.grad(lambda x: f(x).sum()), lambda f: tfn.jit(tfn.grad(lambda x: f(x).sum()))),
+    "vmap": (lambda f: lambda x: f(x)[None], lambda f: lambda x: tfn.vmap(f)(x[None])),
+    "jit of checkpoint": (lambda f: f, lambda f: tfn.jit(tfn.checkpoint(f))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CACHED)
+def test_a_cached_property_keeps_what_eager_code_keeps(name: str, way: str) -> None:
+    """It is computed once, and again where somebody has deleted it."""
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        held, x = Cached(), torch.ones(2)
+        step = wrap(lambda x: CACHED[name](held, x))
+        found = [step(x), step(x * 2), getattr(held, name)]
+        held.w, held.n = x * 5, 3
+        found.append(step(x))
+        for one in {name, "tensor", "number"} & vars(held).keys():
+            delattr(held, one)
+        return [*found, step(x), getattr(held, name)]
+
+    expected, found = (tree_map_only(Tensor, Tensor.detach, run(wrap)) for wrap in WAYS[way])
+    torch.testing.assert_close(found, expected)

@@ -53,7 +53,8 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
     """Find tensors of a trace in places outside of the traced function. The containers `but`, by
     identity, do not count.
     """
-    watch = frames.observer()
+    if (watch := frames.observer()) is not None:
+        watch.note_cached()
     places, contents = ({}, {}) if watch is None else (watch.before, watch.contents)
     done = {one.entry for one in recorder.modules.stored}
     for (kind, identity, key), (holder, old) in tuple(places.items()):

@@ -111,6 +111,9 @@ class Observer(Protocol):
     def stopped(self) -> None:
         """Note that the user's function has returned or raised; its tracers live still."""
 
+    def note_cached(self) -> None:
+        """Note the places in which cached properties keep tensors of the trace."""
+
     def put_back(self) -> None:
         """Give places outside what they held before the function ran."""
 

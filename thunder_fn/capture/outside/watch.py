@@ -40,6 +40,7 @@ from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     PLAIN,
     content_of,
+    dict_of,
     fields_of,
     is_a,
 )
@@ -164,6 +165,15 @@ class Watch(Evaluator):
                 source=None,
                 fix="Call it once before, or pass its answer as an argument.",
             )
+
+    def note_cached(self) -> None:
+        """Note the places in which `functools.cached_property` keeps tensors of the trace: they
+        held nothing before.
+        """
+        for value, name, _ in self.late:
+            held = dict_of(value)
+            if is_of_trace(held.get(name)):
+                self.before.setdefault(("key", id(held), name), (held, ABSENT))
 
     def unchanged(self, one: Snapshot) -> None:
         """Guard what a dict or set held before and holds still. Whether the function has put it
