@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import thunder_fn as tfn
@@ -294,3 +294,90 @@ def test_a_cached_property_keeps_what_eager_code_keeps(name: str, way: str) -> N
 
     expected, found = (tree_map_only(Tensor, Tensor.detach, run(wrap)) for wrap in WAYS[way])
     torch.testing.assert_close(found, expected)
+
+
+class Slot:
+    __slots__ = ("b", "w")
+
+
+def _into_a_dict(s: Any, o: Any) -> None:
+    o.d["b"], o.d["w"] = s.b, s.w
+
+
+def _into_an_object(s: Any, o: Any) -> None:
+    o.b, o.w = s.b, s.w
+
+
+def _into_a_list(s: Any, o: Any) -> None:
+    o.l.append(s.b)
+    o.l.append(s.w)
+
+
+def _into_a_tree(s: Any, o: Any) -> None:
+    o.d["b"] = [s.b, {"w": (s.w, 1)}]
+
+
+def _into_a_slot(s: Any, o: Any) -> None:
+    o.slot.b, o.slot.w = s.b, s.w
+
+
+def _into_a_class(s: Any, o: Any) -> None:
+    type(o).b, type(o).w = s.b, s.w
+
+
+def _into_another_attribute(s: Any, o: Any) -> None:
+    s.last, s.kept = s.b, [s.w]
+    o.l[:] = [s.last, s.kept[0]]
+
+
+def _before_it_is_replaced(s: Any, o: Any) -> None:
+    o.d["b"], s.b = s.b, s.b + 1
+
+
+def _two_calls_long(s: Any, o: Any) -> None:
+    o.d["older"], o.d["b"], s.b = o.d.get("b"), s.b, s.b + 1
+
+
+INTO = (
+    _into_a_dict,
+    _into_an_object,
+    _into_a_list,
+    _into_a_tree,
+    _into_a_slot,
+    _into_a_class,
+    _into_another_attribute,
+    _before_it_is_replaced,
+    _two_calls_long,
+)
+
+
+@pytest.mark.parametrize("use", INTO, ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize("wrap", [tfn.jit, lambda m: tfn.jit(lambda x: m(x))], ids=["module", "function"])
+def test_a_tensor_of_a_module_is_stored_elsewhere(wrap: Callable[[Any], Any], use: Callable[[Any, Any], None]) -> None:
+    """Each call stores what the module holds then, not what it held when it was traced."""
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        class Places:
+            b = w = None
+
+        class Net(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                use(self, o)
+                return x * 2
+
+        o: Any = Places()
+        o.d, o.l, o.slot = {}, [None], Slot()
+        net, found, x = Net(), list[Any](), torch.ones(2)
+        step = wrap(net)
+        for i in range(4):
+            if i != 2:
+                net.register_buffer("b", torch.full((2,), float(i)))
+                net.w = nn.Parameter(torch.full((2,), 10.0 + i))
+            found.append(step(x))
+            held = {**vars(o), "slot": [getattr(o.slot, name, None) for name in "bw"], "class": [Places.b, Places.w]}
+            leaves = [one for one in tree_leaves(held) if isinstance(one, Tensor)]
+            found.append([(one.detach().clone(), one is net.b, one is net.w) for one in leaves])
+        return found
+
+    found, expected = run(wrap), run(lambda f: f)
+    assert str(found) == str(expected)

@@ -154,7 +154,7 @@ def effects_of(
         leaves, spec = pytree.flatten(flag)
         holder = positions.get(id(tensor), tensor)
         yield Effect(holder, REQUIRES_GRAD, spec, (flag,), (False,)), (), ()
-    for effect, leaves in recorder.kept.effects(recorder.is_from_outside):
+    for effect, leaves in recorder.kept.effects():
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
 
 

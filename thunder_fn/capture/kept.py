@@ -293,11 +293,8 @@ class Kept:
             return bool(self.contents[id(fed)].before)  # an empty dict for one that was empty
         return not is_like(fed, now)
 
-    def effects(self, static: Callable[[Any], bool]) -> list[tuple[Effect | Update, list[Any]]]:
+    def effects(self) -> list[tuple[Effect | Update, list[Any]]]:
         """The changes, each with the tensors and symbolic numbers in it.
-
-        Args:
-            static: tells whether a tensor is the program's by reference.
 
         Raises:
             MustFeed: a number was changed that is not fed, so that the trace has its value.
@@ -310,9 +307,12 @@ class Kept:
         found += [*self.moved_tensors(), *self._renumbered()]
         self.plain = list(self.stored_plainly())
         whole = {id(one.holder) for one in (*found, *self.plain) if one.key is None}
-        self.updates = [pair for pair in self.updated() if id(pair[0].holder) not in whole]
+        updates = [pair for pair in self.updated() if id(pair[0].holder) not in whole]
+        self.updates = [(one, old) for one, old in updates if not self._holds_given(one.value)]
+        given = [(one, old) for one, old in updates if self._holds_given(one.value)]
+        self.plain += [Change(one.holder, one.key, old, one.value) for one, old in given]
         self._spoil_unstorable()
-        changes = [self._effect(one, static) for one in in_order([*found, *self.plain])]
+        changes = [self._effect(one) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
     def _is_touched(self) -> bool:
@@ -459,7 +459,7 @@ class Kept:
             return isinstance(change.before, torch.Tensor)
         return is_numeric(change.before) and is_numeric(change.now)
 
-    def _effect(self, change: Change, static: Callable[[Any], bool]) -> tuple[Effect, list[Any]]:
+    def _effect(self, change: Change) -> tuple[Effect, list[Any]]:
         holder, key, value = change.holder, change.key, change.now
         if value is ABSENT:
             return self._conditional(Effect(holder, key, None), [])
@@ -467,7 +467,7 @@ class Kept:
         leaves = [*map(alive, leaves)]
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
         flags = tuple(
-            (isinstance(leaf, torch.Tensor) and not static(leaf)) or isinstance(leaf, Expr)
+            (isinstance(leaf, torch.Tensor) and not self._is_fixed(leaf)) or isinstance(leaf, Expr)
             for leaf in dims
         )
         for leaf, flag in zip(dims, flags, strict=True):
@@ -522,6 +522,16 @@ class Kept:
         watch = frames.observer()
         is_there = watch is not None and watch.is_outside(value)
         return is_there or is_lasting(value) or is_a(value, types.BuiltinFunctionType)
+
+    def _is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Test for a tensor from outside that is the same in each call of the program."""
+        is_input = self.recorder.is_given(tensor) or self.feeds_tensor(tensor)
+        return self.recorder.is_from_outside(tensor) and not is_input
+
+    def _holds_given(self, value: Any) -> bool:
+        """Test for a tensor in a value that may be another one in the next call."""
+        tensors = (leaf for leaf in leaves_in(value) if is_a(leaf, torch.Tensor))
+        return any(not self._is_fixed(one) for one in tensors)
 
     def is_old(self, value: Any) -> bool:
         """Test whether the value is a kept object, or some kept object held it before."""

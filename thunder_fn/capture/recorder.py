@@ -206,6 +206,7 @@ class Recorder:
         self.results_from_outside: list[tuple[torch.Tensor, Any, torch.Tensor]] = []
         self._vars: dict[int, tuple[torch.Tensor, Var]] = {}
         self._lifted: dict[int, tuple[torch.Tensor, torch.Tensor, Var]] = {}
+        self._given = set[int]()
         self._made: dict[int, torch.Tensor] = {}
         self._outside: dict[int, torch.Tensor] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
@@ -420,6 +421,7 @@ class Recorder:
         var = self.var_of(tracer)
         if var is not None:
             self._lifted[id(tensor)] = (tensor, tracer, var)
+            self._given.add(id(tensor))
 
     def input_of_type(self, type: TensorType, *, is_transposed: bool = False) -> torch.Tensor:
         """A tracer for an input of which only the type is known, or that it is the transpose of
@@ -498,6 +500,10 @@ class Recorder:
     def is_from_outside(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor, no tracer, that the traced function found outside."""
         return not internals.is_tracer(tensor)
+
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Test for a tensor that is taken for an input: the next call may have another one."""
+        return id(tensor) in self._given
 
     def stopped(self, atom: Atom) -> Atom:
         """A constant of the atom's value, for autograd."""
