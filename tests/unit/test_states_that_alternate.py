@@ -511,3 +511,26 @@ def test_an_attribute_of_a_module_is_empty_in_turns(kind: str, use: Callable[[An
             expected = run(lambda m: m, is_full)
             torch.testing.assert_close(run(lambda m: tfn.jit(lambda x: m(x)), is_full), expected)
             torch.testing.assert_close(run(tfn.jit, is_full), expected)
+
+
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_a_buffer_that_is_bound_in_a_functional_call(is_argument: bool) -> None:
+    """What stands in for it is no earlier value: the module has its own again, and its program serves each call."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.n = self.n + 1
+            return x * self.n
+
+    net, given = Counting(), {"n": torch.full((3,), 5.0)} if is_argument else {}
+    own = net.n
+    step = tfn.jit(lambda x, given: tfn.functional_call(net, given, (x,)))
+    for call in range(4):
+        x, count = torch.full((3,), 2.0), 6.0 + call if is_argument else 1.0 + call
+        torch.testing.assert_close(step(x, given), x * count)
+        assert (net.n is own) == is_argument
+    assert tfn.cache_info(step).misses == 1

@@ -418,6 +418,7 @@ class Kept:
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
             is_place = kind in ("key", "cell") and identity not in self.contents
+            is_place = is_place and not has_tracers(old)  # as in `functional_call`: not from before
             if is_place and now is not old and (now is ABSENT or self._is_storable(now)):
                 done.add((identity, key))
                 yield Change(holder, key, old, now)

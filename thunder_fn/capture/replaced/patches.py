@@ -336,6 +336,8 @@ def _update_average(averaged: Any, model: torch.nn.Module) -> None:
         return
     count: Tensor = averaged.n_averaged
     is_first, buffers = count == 0, averaged._buffers
+    if (watch := frames.observer()) is not None:  # before the stand-in takes its place
+        watch.before.setdefault(("key", id(buffers), "n_averaged"), (buffers, count))
     buffers["n_averaged"] = _Positive(count)
     try:
         original(averaged, model)
