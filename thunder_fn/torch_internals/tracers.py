@@ -458,7 +458,8 @@ def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
         return torch.empty(sizes, dtype=tensor.dtype, device="meta")
 
     with torch._C.DisableTorchFunction(), _disable_current_modes(), contextlib.suppress(Exception):
-        return func(*torch_pytree.tree_map_only(torch.Tensor, stand_in, args), **kwargs)
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+        return func(*args, **kwargs)
     return None
 
 
