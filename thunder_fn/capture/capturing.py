@@ -38,6 +38,7 @@ from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.numbers.counts import tensors_of_numbers
+from thunder_fn.capture.numbers.types_asked import TypesAsked
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
@@ -137,7 +138,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
     asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
-    has_symbols, copies = symbolic is not None, tuple[Lookaside, ...]()
+    has_symbols, copies, needs_symbols = symbolic is not None, tuple[Lookaside, ...](), True
     is_first = is_outermost = current() is None and (known is None or has_symbols)
     begin_again = beginning() if current() is None else lambda: None  # others are captured once
     while True:
@@ -147,15 +148,20 @@ def capture(  # noqa: PLR0913 - options, by keyword
         except LengthsAsked as again:
             copies, is_first = copies + again.answered(copies), False
         except (DataDependentShape, DataDependentValue, DataDependentBranch, UnsupportedCall) as e:
-            more = answered(e, copies) if is_outermost else ()
+            more = answered(e, copies) if is_outermost or _is_about_types(e) else ()
             if not more and (has_symbols or not _wants_symbols(e)):
                 raise
-            copies += more
+            copies, needs_symbols = copies + more, not _is_about_types(e)
         except (MustBegin, MustFeed) as again:
             assert kept is not None, "others have no kept objects"
             kept = dataclasses.replace(kept, **again.found)
-        begin_again()
-        has_symbols = True  # again: sizes that depend on data, and fed numbers, are symbols
+        begin_again()  # sizes that depend on data, and fed numbers, are symbols
+        has_symbols, needs_symbols = has_symbols or needs_symbols, True
+
+
+def _is_about_types(error: Exception) -> bool:
+    """Test for a question that a function's copy answers, in the outermost capture."""
+    return isinstance(error, TypesAsked) and current() is None
 
 
 def _wants_symbols(error: Exception) -> bool:

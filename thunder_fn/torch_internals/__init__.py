@@ -268,6 +268,7 @@ from thunder_fn.torch_internals.tracers import (
     plain,
     read_memory,
     set_class,
+    tracers_of,
     write_memory,
 )
 from thunder_fn.torch_internals.writes import Writes, as_before

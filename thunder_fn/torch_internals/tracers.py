@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -48,14 +48,30 @@ _SET = torch.ops.aten.set_.source_Tensor
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
-class Tracer(FunctionalTensor):
+class _Kind(type(torch.Tensor)):
+    """The metaclass of tracers. To user code, such a class equals the class of the tensors that it
+    stands for, as in `type(x) == torch.Tensor` and `table[type(x)]`.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        is_other = other is cls.outside_class  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return cls is other or (is_other and not is_internal(sys._getframe(1).f_code.co_filename))  # pyright: ignore[reportPrivateUsage]
+
+    def __hash__(cls) -> int:
+        return hash(cls.outside_class)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+class Tracer(FunctionalTensor, metaclass=_Kind):
     """A tensor without values, in a function that is being traced. It has a dtype, a shape and a
     device.
 
-    `is_own_view`: it is a view of its old self, since its shape was changed in place. `viewed`: the
-    tracer that it shows as another dtype, which autograd does not keep alive as the base of a view.
+    `outside_class` is the class of the tensors that it stands for: that of a Parameter is one of
+    `tracers_of`. `is_own_view`: it is a view of its old self, since its shape was changed in
+    place. `viewed`: the tracer that it shows as another dtype, which autograd does not keep alive
+    as the base of a view.
     """
 
+    outside_class: ClassVar[type[torch.Tensor]] = torch.Tensor
     is_own_view = False
     viewed: Tracer | None = None
 
@@ -79,10 +95,10 @@ class Tracer(FunctionalTensor):
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """The class of the tensor that it stands for: `type(x)` alone can tell that it is a
-        tracer.
+        """The class of the tensor that it stands for: `type(x) is ...` alone can tell that it is
+        a tracer. Code that asks so is traced as a copy.
         """
-        return attributes(self).get("outside_class", torch.Tensor)
+        return type(self).outside_class
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -122,8 +138,20 @@ class Tracer(FunctionalTensor):
         return self.detach().requires_grad_(self.requires_grad)
 
 
+Tracer.__name__, Tracer.__qualname__, Tracer.__module__ = "Tensor", "Tensor", "torch"
+
+
+@functools.cache
+def tracers_of(outside: type[torch.Tensor]) -> type[Tracer]:
+    """The class of the tracers that stand for tensors of a class."""
+    if outside is torch.Tensor:
+        return Tracer
+    named = {"__module__": outside.__module__, "__qualname__": outside.__qualname__}
+    return _Kind(outside.__name__, (Tracer,), {**named, "outside_class": outside})
+
+
 # a result that is a Parameter is one again
-_OWN_ATTRIBUTES = ("elem", "outside_class", "is_own_view", "viewed", "_is_param")
+_OWN_ATTRIBUTES = ("elem", "is_own_view", "viewed", "_is_param")
 
 
 def attributes_set(tracer: torch.Tensor) -> list[str]:
@@ -182,7 +210,7 @@ for _name in ("add", "sub", "addcdiv", "addcmul"):
 
 
 def _without_tracers(types: Any) -> tuple[type, ...]:
-    return tuple(FunctionalTensor if kind is Tracer else kind for kind in types)
+    return tuple(FunctionalTensor if issubclass(kind, Tracer) else kind for kind in types)
 
 
 def _ignore_tensor(tensor: torch.Tensor) -> None:
@@ -524,7 +552,7 @@ class TracerMode(FunctionalTensorMode):
                 if self.under_bits:
                     self._settle(changed)
                 return result
-        if func in REFUSED_BITS and type(args[0]) is Tracer:
+        if func in REFUSED_BITS and isinstance(args[0], Tracer):
             args = (self._reinterpreted(func, *args), *args[1:])
         if not torch.is_grad_enabled():
             leaves = torch_pytree.tree_leaves((args, kwargs))
@@ -569,7 +597,7 @@ class TracerMode(FunctionalTensorMode):
 
     def _noted(self, func: Any, args: Any, result: Any) -> Any:
         """The result of a view that autograd knows no base of: it keeps that itself."""
-        if func is _VIEW_DTYPE and type(result) is Tracer:
+        if func is _VIEW_DTYPE and isinstance(result, Tracer):
             if self.history is not None:
                 result = self.history.reinterpreted(result)
             result.viewed = args[0]
@@ -594,7 +622,7 @@ class TracerMode(FunctionalTensorMode):
             with self:
                 return pure(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if traits.is_simple and all(kind is Tracer for kind in types):
+            if traits.is_simple and all(issubclass(kind, Tracer) for kind in types):
                 result = functionalized(Tracer, func, args, kwargs, traits)
             else:
                 result = _of_functional(self, func, _without_tracers(types), args, kwargs)
@@ -885,7 +913,7 @@ _PLAIN_FUNCTION = {torch.Tensor.__torch_function__.__func__, torch._C._disabled_
 def has_own_dispatch(tensor: torch.Tensor) -> bool:
     """Test whether the tensor's class changes PyTorch's functions or ops."""
     cls = type(tensor)
-    if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor, Tracer):
+    if cls in (torch.Tensor, torch.nn.Parameter, FakeTensor) or issubclass(cls, Tracer):
         return False
     function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)
     return function not in _PLAIN_FUNCTION or cls.__torch_dispatch__ not in _PLAIN_DISPATCH

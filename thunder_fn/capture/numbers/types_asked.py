@@ -1,8 +1,9 @@
-"""Questions of user code about the very type of a number: `type(n) is int`.
+"""Questions of user code about the very type of a number or tensor: `type(n) is int`.
 
-A symbolic number is an instance of `int` to user code, and `type(n) == int` holds. Python compares
-by identity without asking anybody, and would answer that it is no int. So code that asks is found
-by its instructions, and refused if the number was symbolic.
+A symbolic number is an instance of `int` to user code, and `type(n) == int` holds. So it is with
+tracers and `torch.Tensor`. Python compares by identity without asking anybody, and would answer
+that it is no int. So code that asks is found by its instructions, and traced again as a copy that
+asks otherwise if the value was symbolic.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
+import os
 import types
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.instructions import instructions
 from thunder_fn.capture.numbers.python_numbers import Bool, Float, Int
+from thunder_fn.capture.outside.frames import is_user_file
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.trace import Source
+from thunder_fn.version import FOLDER
 
 _SILENT = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 _LOCALS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME")
@@ -94,21 +100,28 @@ def _calls_inside(code: types.CodeType, aliases: frozenset[str]) -> bool:
     return False
 
 
-def asks_for_types(code: types.CodeType) -> bool:
-    """Test whether code compares types by `is`."""
-    names, others = types_asked(code)
-    return others or bool(names)
+class TypesAsked(UnsupportedCall):
+    """The type of a symbolic value was asked by `is`. `codes` are those of the functions to trace
+    as copies.
+    """
+
+    codes: tuple[types.CodeType, ...] = ()
+
+    def and_before(self, earlier: Exception | None) -> TypesAsked:
+        """The error, with the codes of an earlier one."""
+        self.codes += earlier.codes if isinstance(earlier, TypesAsked) else ()
+        return self
 
 
 def type_error(
-    frame: types.FrameType, *, has_found: bool, may_reach: bool = False
-) -> UnsupportedCall | None:
-    """The error for a frame that has asked for the type of a symbolic number; None for others.
+    frame: types.FrameType, *, has_found: bool, may_reach: Callable[[], bool]
+) -> TypesAsked | None:
+    """The error for a frame that has asked for the type of a symbolic value; None for others.
 
     Args:
         has_found: numbers were found in data, so that a call may return one.
-        may_reach: some value that the frame can reach may be or hold such a number. Nobody knows
-            what an expression gave: of a user's code each is taken for one.
+        may_reach: tells whether some value that the frame can reach may be or hold such a value.
+            Nobody knows what an expression gave: of a user's code each is taken for one.
     """
     if not _comparing(frame.f_code):
         return None
@@ -119,7 +132,7 @@ def type_error(
     values = frame.f_locals
     asked = [name for name in sorted(names) if _is_symbolic(values.get(name))]
     may_ask = others and (
-        may_reach
+        may_reach()
         or any(map(_has_symbols, values.values()))
         or (has_found and _calls_inside(frame.f_code, aliases))
     )
@@ -127,24 +140,48 @@ def type_error(
         return None
     name = asked[0] if asked else "..."
     what = (
-        f"`{frame.f_code.co_name}` asks whether `type({name})` is a class of numbers; while"
-        " tracing, the number is symbolic, and its type is another"
+        f"`{frame.f_code.co_name}` asks by `is` for the class `type({name})`; while tracing, a"
+        " tensor or number is symbolic, and its class is another"
     )
     where = Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    error = UnsupportedCall(what, source=where, fix=f"Write `isinstance({name}, int)`.")
+    fix = f"Write `isinstance({name}, ...)`, or `{name}.__class__` for `type({name})`."
+    error = TypesAsked(what, source=where, fix=fix)
+    error.codes = (outermost(frame),)
     return error.with_traceback(types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 
+def callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frames of the user's code in the capture, innermost first."""
+    while frame is not None and frame.f_code.co_filename != _CAPTURE:
+        if is_user_file(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def outermost(frame: types.FrameType) -> types.CodeType:
+    """The code of a frame, or that of the outermost caller in which it stands."""
+    around = [one.f_code for one in callers(frame) if is_in(frame.f_code, one.f_code)]
+    return around[-1] if around else frame.f_code
+
+
+def is_in(code: types.CodeType, outer: types.CodeType) -> bool:
+    """Test whether code is, or stands in, another."""
+    return code is outer or any(
+        is_in(code, const) for const in outer.co_consts if isinstance(const, types.CodeType)
+    )
+
+
+_CAPTURE = os.path.join(FOLDER, "capture", "capturing.py")
+
+
 def _is_symbolic(value: Any) -> bool:
-    return type(value) in _CLASSES
+    return issubclass(type(value), _CLASSES)
 
 
-_CLASSES = (torch.SymInt, torch.SymFloat, torch.SymBool, Int, Float, Bool)
+_CLASSES = (torch.SymInt, torch.SymFloat, torch.SymBool, Int, Float, Bool, internals.Tracer)
 
 
 def _has_symbols(value: Any, depth: int = 1) -> bool:
-    """Test for a symbolic number, a tensor with symbolic sizes, or a list or tuple of such."""
-    if isinstance(value, torch.Tensor):
-        return any(map(_is_symbolic, value.shape))
+    """Test for a symbolic number or tensor, or a list or tuple of such."""
     parts = value if depth and isinstance(value, (list, tuple)) else ()
     return _is_symbolic(value) or any(_has_symbols(part, depth - 1) for part in parts)

@@ -434,14 +434,14 @@ class Evaluator(Attributes):
     def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> Sequence[Any]:
         """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
         held, path = internals.attributes(value), f"{text(of)}.{escaped(str(name))}"
-        cls, is_tracer = held.get("outside_class", type(value)), internals.is_tracer(value)
+        is_tracer = internals.is_tracer(value)
+        cls = value.__class__ if is_tracer else type(value)
         if name == "__dict__":
             return () if is_tracer else (self.reach(held, path),)
         if not is_of_python(("const", name)):
             return ()
-        kind = torch.Tensor if is_tracer and cls is type(value) else cls
-        found = look("class", kind, name)
-        self.reach(self.edge("class", kind, name, path), path)
+        found = look("class", cls, name)
+        self.reach(self.edge("class", cls, name, path), path)
         if is_tracer:
             return ()
         own = self.edge("key", held, name, path)

@@ -90,7 +90,7 @@ class Properties:
         """Note that a tracer stands for a tensor from outside."""
         self.given[id(tracer)] = tracer, tensor, is_same
         if is_same and tensor.__class__ is not Tensor:
-            internals.attributes(tracer)["outside_class"] = tensor.__class__
+            internals.set_class(tracer, internals.tracers_of(tensor.__class__))
 
     def outside_of(self, tracer: Tensor) -> tuple[Tensor, bool] | None:
         """Return the tensor from outside that a tracer stands for, and whether the tracer is that

@@ -15,6 +15,7 @@ Objects that the function makes are looked through, and are no holders of edges.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Sequence, Set
@@ -45,7 +46,8 @@ from thunder_fn.capture.outside.reads import (
     is_a,
 )
 from thunder_fn.capture.places import Snapshot
-from thunder_fn.capture.recorder import current
+from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.number_calls import is_copied
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import is_collecting, is_collectors, referrers
@@ -57,6 +59,13 @@ _TRACED = (internals.Tracer, EscapedValue, torch.SymInt, torch.SymFloat, torch.S
 _MAY_KEEP = ("add", "update")
 """Methods that may leave a dict or set as it is, and yet put something there."""
 _FILLS_CACHE = lazy_property.__get__.__code__
+
+
+def _is_open(recorder: Recorder, code: types.CodeType) -> bool:
+    """Test whether any expression in some code may give a symbolic value. A copy answers itself
+    what it asks of tensors by the name `type`.
+    """
+    return not is_library(code.co_filename) and (recorder.symbolic or not is_copied(code))
 
 
 class Watch(Evaluator):
@@ -102,12 +111,12 @@ class Watch(Evaluator):
         if self.aside is not None:
             self.aside = None if self.aside is frame else self.aside
             return
-        file = frame.f_code.co_filename
         is_known = bool(self.stack) and self.stack[-1].code is frame.f_code
         if (recorder := current()) is not None:
-            may_reach = recorder.symbolic and not is_library(file)
-            error = type_error(frame, has_found=recorder.decisions.has_found, may_reach=may_reach)
-            recorder.late_error = error or recorder.late_error
+            is_open = functools.partial(_is_open, recorder, frame.f_code)
+            error = type_error(frame, has_found=recorder.decisions.has_found, may_reach=is_open)
+            if error is not None:
+                recorder.late_error = error.and_before(recorder.late_error)
         if not is_known:
             return
         mine = self.stack.pop()

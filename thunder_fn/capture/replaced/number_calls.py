@@ -15,7 +15,6 @@ import functools
 import gc
 import itertools
 import math
-import os
 import sys
 import types
 import weakref
@@ -24,16 +23,14 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.numbers.python_numbers import Float, Int, as_python, class_of_numbers
-from thunder_fn.capture.numbers.types_asked import asks_for_types
+from thunder_fn.capture.numbers.types_asked import TypesAsked, callers, is_in, outermost
 from thunder_fn.capture.outside.frames import is_user_file
 from thunder_fn.capture.replaced.lookasides import Lookaside, original_of
 from thunder_fn.capture.replaced.trampolines import copy_of
-from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import referrers
-from thunder_fn.version import FOLDER
 
-_CAPTURE = os.path.join(FOLDER, "capture", "capturing.py")
 _CODES: dict[int, types.CodeType] = {}
 """Rewritten code objects, by the identity of the user's, for as long as that lives. Equal ones may
 be of two files.
@@ -71,6 +68,8 @@ def _len(*args: Any) -> Any:
 
 
 def _type(*args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and issubclass(found := type(args[0]), internals.Tracer):
+        return found.outside_class
     return class_of_numbers(type(*args, **kwargs))
 
 
@@ -143,13 +142,16 @@ def answered(error: Exception, known: tuple[Lookaside, ...]) -> tuple[Lookaside,
     """The functions to trace as copies after a capture has failed because of such a call; none if
     it failed for another reason, or if there is nothing new.
     """
+    if isinstance(error, TypesAsked):  # a copy that asks by another name is refused
+        is_new = not any(map(is_copied, error.codes))
+        return _copies(error.codes, known) if is_new else ()
     frames = list(_frames(error))
     if not frames or not _is_about_a_call(error, *frames[-1]):
         return ()
     code = frames[-1][0].f_code
-    if _is_copied(code):
+    if is_copied(code):
         return ()
-    return _copies([next(frame.f_code for frame, _ in frames if _is_in(code, frame.f_code))], known)
+    return _copies([next(frame.f_code for frame, _ in frames if is_in(code, frame.f_code))], known)
 
 
 class LengthsAsked(BaseException):
@@ -170,23 +172,15 @@ def asks_length() -> types.CodeType | None:
     """The code of the user's function that calls `len` at the moment; None if none does, or if it
     is a copy.
     """
-    frames = list(_callers(sys._getframe(1)))  # pyright: ignore[reportPrivateUsage]
-    if not frames or _is_copied(frames[0].f_code):
+    frames = list(callers(sys._getframe(1)))  # pyright: ignore[reportPrivateUsage]
+    if not frames or is_copied(frames[0].f_code):
         return None
     code, place = frames[0].f_code, frames[0].f_lasti
     if not dis.opname[code.co_code[place]].startswith(("CALL", "PRECALL")):
         return None
     if not any(name == "len" for name, *_ in _calls(code)):
         return None
-    return next(one.f_code for one in reversed(frames) if _is_in(code, one.f_code))
-
-
-def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The frames of the user's code in the capture, innermost first."""
-    while frame is not None and frame.f_code.co_filename != _CAPTURE:
-        if is_user_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    return outermost(frames[0])
 
 
 def _copies(codes: Sequence[types.CodeType], known: tuple[Lookaside, ...]) -> tuple[Lookaside, ...]:
@@ -216,7 +210,7 @@ def _makers(code: types.CodeType) -> list[Any]:
         if type(one) is types.FunctionType  # `isinstance` asks some objects for more
         and one.__code__.co_filename == code.co_filename
         and one.__code__ is not code
-        and _is_in(code, one.__code__)
+        and is_in(code, one.__code__)
         and original_of(one) is one
     ]
 
@@ -233,25 +227,15 @@ def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 
 def _is_about_a_call(error: Exception, frame: types.FrameType, place: int) -> bool:
-    """Test whether the instruction that failed may be a call of a builtin, or the function has
-    asked for a type.
-    """
+    """Test whether the instruction that failed may be a call of a builtin."""
     code = frame.f_code
-    if isinstance(error, UnsupportedCall):
-        return asks_for_types(code)
     is_call = dis.opname[code.co_code[place]].startswith(("CALL", "PRECALL"))
     return is_call and any(True for _ in _calls(code))
 
 
-def _is_copied(code: types.CodeType) -> bool:
+def is_copied(code: types.CodeType) -> bool:
     """Test for code in which the calls are led to ours."""
     return any(code is one for one in tuple(_CODES.values()))
-
-
-def _is_in(code: types.CodeType, outer: types.CodeType) -> bool:
-    return code is outer or any(
-        _is_in(code, const) for const in outer.co_consts if isinstance(const, types.CodeType)
-    )
 
 
 def _has_code(fn: Any, code: types.CodeType) -> bool:
