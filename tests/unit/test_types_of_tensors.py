@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 import thunder_fn as tfn
 from thunder_fn.errors import UnsupportedCall
 
-Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 TABLE = {Tensor: 2.0, Parameter: 3.0}
 HELD = SimpleNamespace(kind=Tensor)
 
