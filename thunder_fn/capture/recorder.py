@@ -305,7 +305,9 @@ class Recorder:
         """Close: tracers that are still alive become values that say so when used, or what is known
         of them. Only these hold something any more.
         """
-        living = [tracer for one in self._tracers if type(tracer := one()) is internals.Tracer]
+        living = [
+            one for one in (ref() for ref in self._tracers) if internals.is_living_tracer(one)
+        ]
         past = self.values.past() if self.is_users and living else None
         held = [one for one in living if not one.requires_grad] if past is not None else []
         variables = [self._last_var_of(one) for one in held]
@@ -538,7 +540,7 @@ class Recorder:
 
     def has_made(self, value: Any) -> bool:
         """Test for a living tracer of this recorder."""
-        return type(value) is internals.Tracer and self.owns(value)
+        return internals.is_living_tracer(value) and self.owns(value)
 
     def _trace_like(
         self, tensor: torch.Tensor, layout: Layout | None = None, *, is_differentiated: bool = False
@@ -554,7 +556,7 @@ class Recorder:
             in_memory = () if is_wrapped(tensor) else internals.bits_in_memory(tensor)
         tracer, var = self._trace_fake(fake)
         if in_memory:
-            is_leaf = is_leaf and not is_differentiated
+            is_leaf = bool(is_leaf) and not is_differentiated
             tracer = self._under_bits(tracer, var, in_memory, is_leaf)
         elif not is_leaf:
             with internals.outside_torch_func():

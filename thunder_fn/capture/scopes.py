@@ -303,7 +303,7 @@ class ScopeMode(TorchFunctionMode):
     def _passed(self, func: Any, args: Any, kwargs: Any, is_metadata: bool) -> Any:
         """The answer of a function that is not recorded."""
         recorder = self.recorder
-        if is_metadata and type(args[0]) is not internals.Tracer and current() is recorder:
+        if is_metadata and not internals.is_living_tracer(args[0]) and current() is recorder:
             check_type(recorder, args[0])
             if func is not Tensor.__dir__:  # its own attributes, which a tracer does not have
                 args = (recorder.counterpart(args[0]), *args[1:])
@@ -321,7 +321,7 @@ class ScopeMode(TorchFunctionMode):
         frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         asker = frame.f_globals.get("__name__", "")
         is_asked = current() is self.recorder and not asker.startswith(_ALL_LEVELS)
-        is_own = is_asked and type(tensor) is internals.Tracer
+        is_own = is_asked and internals.is_living_tracer(tensor)
         return is_own and not is_followed(self.recorder, tensor)
 
     def _scoped(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ class Selections:
     ) -> Tensor:
         """The copy that `take` makes of the view, which follows it as the view follows the copy."""
         copy = take()
-        if all(type(internals.innermost(one)) is internals.Tracer for one in (copy, view)):
+        if all(internals.is_living_tracer(internals.innermost(one)) for one in (copy, view)):
             level = internals.torch_func_level()
             reference, known = internals.weak_tensor(copy), (self._var_of(copy), self._var_of(view))
             history = _history(copy)
@@ -186,7 +186,7 @@ def _history(copy: Tensor) -> Any:
 
 def _have_one_memory(copy: Tensor, other: Tensor) -> bool:
     tracers = [*map(internals.innermost, (copy, other))]
-    return all(type(one) is internals.Tracer for one in tracers) and internals.have_one_memory(
+    return all(map(internals.is_living_tracer, tracers)) and internals.have_one_memory(
         tracers[0], tracers[1]
     )
 

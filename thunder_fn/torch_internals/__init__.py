@@ -259,6 +259,7 @@ from thunder_fn.torch_internals.tracers import (
     is_below_tracers,
     is_from_outside,
     is_laid_out_anew,
+    is_living_tracer,
     is_own_view,
     is_tracer,
     is_whole,

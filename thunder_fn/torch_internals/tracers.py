@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -629,7 +629,7 @@ class TracerMode(FunctionalTensorMode):
         if type(result) is FakeTensor and not any(isinstance(arg, torch.Tensor) for arg in args):
             return functionalize(result, self)  # of two numbers, as in `torch.add(1, 2)`
         for item in result if isinstance(result, (list, tuple)) else (result,):
-            if type(item) in (Tracer, FunctionalTensor):
+            if type(item) is FunctionalTensor or is_living_tracer(item):
                 self.adopt(item)
         return result
 
@@ -709,7 +709,8 @@ class TracerMode(FunctionalTensorMode):
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a functional tensor a tracer."""
-        set_class(tensor, Tracer)
+        if type(tensor) is FunctionalTensor:
+            set_class(tensor, Tracer)
         self.on_new(tensor)
         return tensor
 
@@ -927,6 +928,12 @@ def fake_mode_of(tracer: torch.Tensor) -> Any:
 def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that Python code gave a tensor; a tracer's own among them."""
     return _DICT(tensor)
+
+
+def is_living_tracer(value: Any) -> TypeGuard[Tracer]:
+    """Test for a tracer whose capture runs: one that has escaped is of another class."""
+    cls = type(value)
+    return cls is Tracer or (type(cls) is _Kind and tracers_of(cls.outside_class) is cls)
 
 
 def is_tracer(value: Any) -> bool:
