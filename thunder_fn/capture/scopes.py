@@ -264,6 +264,8 @@ class ScopeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not args and (func in METADATA or func in READ):
+            args, kwargs = internals.in_order(func, args, kwargs)
         recorder = self.recorder
         if recorder.inside and func in UNFOLLOWED and self._is_unfollowed(args[0]):
             return UNFOLLOWED[func]
@@ -366,6 +368,7 @@ class ScopeMode(TorchFunctionMode):
             kwargs = _with_numbers(kwargs)
         instead = INSTEAD.get(func) or with_tensor_scalars(func, kwargs)
         if instead is not None:
+            args, kwargs = internals.in_order(func, args, kwargs)
             return instead(*args, **kwargs)
         if func in GRADS:
             recorder.gradients.look_at(args[0])

@@ -24,6 +24,7 @@ from thunder_fn.torch_internals.calls import (
     first_op,
     has_kernel,
     has_own_functionalization,
+    in_order,
     is_decomposed,
     is_pytorchs_own,
     load_forward_decompositions,

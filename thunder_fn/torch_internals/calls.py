@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -187,6 +188,46 @@ def has_own_functionalization(overload: OpOverload) -> bool:
 def schema_arguments(overload: OpOverload) -> list[Any]:
     """The op's arguments."""
     return list(schema_of(overload).arguments)
+
+
+_NAMES_OF_SELF = ("input", "x", "a", "x1")
+"""The names by which PyTorch's functions take the `self` of a schema: its own, and NumPy's."""
+
+
+@functools.cache
+def _signatures(function: Any) -> tuple[tuple[str, ...], ...]:
+    """The names of the positional arguments of each overload of a function of C or an operator."""
+    if isinstance(function, OpOverload):
+        overloads = [function]
+    else:
+        name = getattr(function, "__name__", "")
+        packet = getattr(torch.ops.aten, name, None)
+        is_of_c = any(function is one for _, one in c_functions(name))
+        if packet is None or not (is_of_c or packet is function):
+            return ()
+        overloads = [getattr(packet, one) for one in packet.overloads()]
+    return tuple(
+        tuple(one.name for one in schema_arguments(overload) if not one.kwarg_only)
+        for overload in overloads
+    )
+
+
+def in_order(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give arguments by position that a call of PyTorch's function gives by name, up to the first
+    one that it leaves out.
+    """
+    found = _signatures(function) if kwargs else ()
+    if not found:
+        return args, kwargs
+    named = {"self" if name in _NAMES_OF_SELF else name: name for name in kwargs}
+    named.update({name: name for name in kwargs})
+    names = max(found, key=lambda one: len(named.keys() & one))
+    moved = [*itertools.takewhile(named.__contains__, names[len(args) :])]
+    given = [named[name] for name in moved]
+    rest = {name: value for name, value in kwargs.items() if name not in given}
+    return (*args, *(kwargs[name] for name in given)), rest
 
 
 class _FirstOp(Exception):

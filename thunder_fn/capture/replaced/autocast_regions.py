@@ -43,14 +43,14 @@ def enter(region: Any) -> Any:
     return result
 
 
-def leave(region: Any, *error: Any) -> Any:
+def leave(region: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
     """`torch.autocast.__exit__`: the scope ends, unless it ended with a call that it was entered
     in.
     """
     recorder = current()
     if recorder is not None and recorder.scope.name in (REGION, OFF):
         recorder.scope = recorder.scope.parent or recorder.scope
-    return original_of(torch.autocast.__exit__)(region, *error)
+    return original_of(torch.autocast.__exit__)(region, exc_type, exc_val, exc_tb)
 
 
 divert("autocast enter", enter)

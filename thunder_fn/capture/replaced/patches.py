@@ -290,7 +290,7 @@ def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> No
 def _scaled_step(
     scaler: torch.amp.GradScaler,
     optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
+    optimizer_state: dict[str, Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -298,8 +298,9 @@ def _scaled_step(
     recorder = current()
     if recorder is None or recorder.kept is None:
         original = original_of(internals.higher_order_function("scaler step"))
-        return original(scaler, optimizer, state, *args, **kwargs)
-    found = torch.stack([one.reshape(()) for one in state["found_inf_per_device"].values()])
+        return original(scaler, optimizer, optimizer_state, *args, **kwargs)
+    infinite = optimizer_state["found_inf_per_device"].values()
+    found = torch.stack([one.reshape(()) for one in infinite])
     return recorder.kept.skip(optimizer, found.sum() != 0, lambda: optimizer.step(*args, **kwargs))
 
 

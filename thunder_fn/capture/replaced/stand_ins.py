@@ -272,7 +272,7 @@ def _run_within(recorder: Recorder, outputs: Any, *args: Any, **options: Any) ->
     return found
 
 
-def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
+def _run_backward(t_outputs: Any, *args: Any, **options: Any) -> Any:
     """Autograd inside the traced function. Its graph ends at tensors from outside, which may have a
     graph of their own.
 
@@ -285,9 +285,9 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     """
     recorder = current()
     if recorder is None or not recorder.track_no_grad:
-        return _engine(outputs, *args, **options)
+        return _engine(t_outputs, *args, **options)
     cotangents, _, create, inputs, *unused = args
-    ends = _ends(recorder, outputs)
+    ends = _ends(recorder, t_outputs)
     if ends:  # the graphs behind them are those of this call
         recorder.values.tell()
     behind = internals.nodes_behind([internals.node_of(x) for _, x in ends])
@@ -295,9 +295,9 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     asked = [recorder.outside_of(x) for x in inputs if isinstance(x, Tensor)]
     crossing = [internals.node_of(x) in behind or any(x is one for one in leaves) for x in asked]
     if not any(crossing) and (asked or not leaves):
-        return _run_within(recorder, outputs, *args, **options)
+        return _run_within(recorder, t_outputs, *args, **options)
     tracers = [tracer for tracer, _ in ends]
-    begins = any(all(x is not one for one in tracers) for x in outputs)
+    begins = any(all(x is not one for one in tracers) for x in t_outputs)
     fits = begins and len(asked) == len(inputs) and all(recorder.lift(x) is not x for _, x in ends)
     if (
         recorder.outer is not None
@@ -308,7 +308,9 @@ def _run_backward(outputs: Any, *args: Any, **options: Any) -> Any:
     ):
         _refuse_graph(recorder)
     found = list(
-        _engine(outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False)
+        _engine(
+            t_outputs, cotangents, True, False, (*inputs, *tracers), True, accumulate_grad=False
+        )
     )
     results, cotangents = found[: len(asked)], found[len(asked) :]
     for place, (x, flag) in enumerate(zip(asked, crossing, strict=True)):
@@ -400,7 +402,7 @@ def _refuse_graph(recorder: Recorder) -> NoReturn:
 divert("backward engine", _run_backward)
 
 
-def _row_by_row(f: Callable[..., Any], *dims: int, **options: Any) -> Callable[..., Any]:
+def _row_by_row(func: Callable[..., Any], *dims: int, **options: Any) -> Callable[..., Any]:
     """The vmap of `torch.autograd.grad(is_grads_batched=True)` and of vectorised Jacobians, in a
     capture: one row after the other, since its batched tensors are nobody's tracers.
     """
@@ -411,12 +413,12 @@ def _row_by_row(f: Callable[..., Any], *dims: int, **options: Any) -> Callable[.
         rows: list[Any] = []
         for i in range(max(count, 1)):
             with setting(_has_more_rows, _has_more_rows.get() or i + 1 < count):
-                rows.append(f(*tree_map(lambda x, i=i: _row(x, i), args)))
+                rows.append(func(*tree_map(lambda x, i=i: _row(x, i), args)))
         return _stacked(rows, count)
 
     is_ours = current() is not None
     original = original_of(internals.higher_order_function("rows of a backward"))
-    return run if is_ours else original(f, *dims, **options)
+    return run if is_ours else original(func, *dims, **options)
 
 
 def _row(x: Any, i: int) -> Any:
@@ -437,7 +439,7 @@ divert("rows of a backward", _row_by_row)
 
 
 def _column_by_column(
-    f: Callable[..., Any], inputs: Any, strict: bool = False, vectorize: bool = False
+    func: Callable[..., Any], inputs: Any, strict: bool = False, vectorize: bool = False
 ) -> Any:
     """PyTorch's Jacobian by forward mode. Its vmap calls the function once and notes the outputs
     of that call, where captures call it for each column.
@@ -445,7 +447,7 @@ def _column_by_column(
     functional: Any = torch.autograd.functional
     if current() is None or strict or not vectorize:
         original = original_of(internals.higher_order_function("columns of forward mode"))
-        return original(f, inputs, strict, vectorize)
+        return original(func, inputs, strict, vectorize)
     is_tuple, inputs = functional._as_tuple(inputs, "inputs", "jacobian")
     sizes = [one.numel() for one in inputs]
     bases = functional._construct_standard_basis_for(inputs, tuple(sizes))
@@ -455,7 +457,7 @@ def _column_by_column(
             duals = (
                 forward_ad.make_dual(x, v.view_as(x)) for x, v in zip(inputs, tangents, strict=True)
             )
-            is_outputs_tuple, outputs = functional._as_tuple(f(*duals), "outputs")
+            is_outputs_tuple, outputs = functional._as_tuple(func(*duals), "outputs")
             pairs = map(forward_ad.unpack_dual, outputs)
             columns.append([torch.zeros_like(y) if v is None else v for y, v in pairs])
     jacobians = [

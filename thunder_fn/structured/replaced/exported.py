@@ -49,8 +49,8 @@ def _map(_: Any, f: F, xs: Sequence[Any], pos_args: Sequence[Any]) -> Any:
     return map_slices(lambda slices: list(f(*slices, *pos_args)), list(xs))
 
 
-def _strict_mode(_: Any, f: F, operands: Sequence[Any]) -> Any:
-    return f(*operands)
+def _strict_mode(_: Any, callable: F, operands: Sequence[Any]) -> Any:
+    return callable(*operands)
 
 
 for _name, _replacement in (
