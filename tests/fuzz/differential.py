@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -330,8 +331,20 @@ def judge(text: str, seconds: int = SECONDS) -> Outcome:
             torch.set_default_dtype(torch.float32)
 
 
+def is_internal(error: BaseException) -> bool:
+    """Test for an error that says of a trace, which the user has not written, that it is wrong: a defect of ours.
+
+    Other errors of the same class tell of a user's mistake, such as branches that return other types.
+    """
+    from thunder_fn.errors import InvalidTrace, TraceTypeError
+
+    raised_in = [Path(frame.f_code.co_filename).parent.name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_of_trace = isinstance(error, TraceTypeError) and raised_in[-1:] in (["ir"], ["interpreters"])
+    return is_of_trace or isinstance(error, InvalidTrace)
+
+
 def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
-    from thunder_fn.errors import InvalidTrace, ThunderError
+    from thunder_fn.errors import ThunderError
 
     module, rtol = load(text), tolerance(text)
     same = lambda f: f
@@ -368,7 +381,7 @@ def _judge(text: str, FUNC: Any, GRAPH: Any) -> Outcome:
         found = compare(have, want, rtol, facts)
         if found.kind == "same":
             continue
-        if isinstance(have.error, ThunderError) and not isinstance(have.error, InvalidTrace):  # that is a defect
+        if isinstance(have.error, ThunderError) and not is_internal(have.error):
             foreign = re.search(r"raised \w+ while it was traced", str(have.error)) is not None
             return Outcome("raised" if foreign else "refused", _named(have.error))
         if (

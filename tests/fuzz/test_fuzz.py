@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import thunder_fn as tfn
+from tests.fuzz import differential
 from tests.fuzz.__main__ import is_still, normalised
 from tests.fuzz.differential import judge
 from tests.fuzz.explained import OPEN, is_open, reason
@@ -44,8 +46,6 @@ def test_a_wrong_program_is_seen_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> 
     """A planted bug: sine is cosine in traces."""
     import torch
 
-    from tests.fuzz import differential
-
     text = PLANTED
     assert judge(text).kind == "same"
     true = differential.ours
@@ -61,6 +61,19 @@ def test_a_wrong_program_is_seen_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> 
     smaller = shrink(text, lambda one: is_still(one, name), budget=100)
     assert "cos" not in smaller and len(smaller) < len(text)
     assert torch.is_grad_enabled()
+
+
+def test_an_error_of_our_own_trace_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that builds a wrong equation is a defect, and branches that disagree are the program's."""
+    from thunder_fn.ir import check
+
+    branches = "        v2 = T.cond(a0.sum() > 0, lambda x: x, lambda x: x.float(), (a0,))\n"
+    assert judge(PLANTED.replace("        v2 = a0.sin()\n", branches)).kind == "refused"
+    monkeypatch.setattr(check, "_difference", lambda *_: "a planted difference")
+    monkeypatch.setattr(
+        differential, "ours", lambda plan: (None, lambda f: lambda *args: check.check(tfn.trace(f, *args)))
+    )
+    assert judge(PLANTED).kind == "error"
 
 
 def test_open_classes_have_a_name() -> None:
