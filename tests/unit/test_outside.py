@@ -584,16 +584,103 @@ def test_tensors_that_hooks_keep_have_gradients() -> None:
     assert layer.bias.grad is not None and torch.equal(layer.bias.grad, torch.full((3,), 2.0 * X.numel() / 3))
 
 
-def test_a_tensor_between_the_items_of_a_list_is_refused() -> None:
-    items: list[object] = [1, 2]
+def _found(items, x):
+    for i in range(len(items)):
+        if i != 1:
+            items[i] = x * i
+
+
+def _found_plain(items, x):
+    last = len(items) - 1
+    items[last], items[0] = 7, x
+
+
+def _swapped(items, x):
+    items[0], items[1] = items[1], items[0]
+    items[-1] = x * 2
+
+
+def _twice(items, x):
+    items[0] = x
+    items[0], items[1] = 5, items[1] + 1
+    items[2] = x
+
+
+def _in_transform(items, x):
+    def loss(y):
+        items[1] = y * 2
+        return (y**2).sum()
+
+    items[0] = tfn.grad(loss)(x)
+
+
+def _written(name: str) -> Callable[[Any, torch.Tensor], None]:
+    """The same as a statement: `items[1] = ...` as the code says it."""
+    scope: dict[str, Any] = {}
+    exec(f"def f(items, x):\n    {name}\n", scope)
+    return scope["f"]
+
+
+STATEMENTS = (
+    *(
+        "items[1] = x * 2",
+        "items[-1] = x * 2",
+        "items[1] = x",
+        "items[1] = x + items[0]",
+        "items[0] = items[0] * 2 + x",
+    ),
+    *("items[-3] = items[-3] * 2 + x", "items[len(items) // 2] = x * len(items)", "items[0] = items[1] = items[2] = x"),
+)
+CHANGES = {
+    **{name: _written(name) for name in STATEMENTS},
+    **{one.__name__: one for one in (_found, _found_plain, _swapped, _twice, _in_transform)},
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    (list, collections.deque, lambda items: collections.deque(items, maxlen=3)),
+    ids=("list", "deque", "full deque"),
+)
+@pytest.mark.parametrize("name", CHANGES)
+def test_tensors_that_take_the_place_of_items(name: str, kind: Any) -> None:
+    """Another item may be there in the next call, and the list may be longer."""
+    change, items, known = CHANGES[name], kind([X, 3, None]), kind([X, 3, None])
+    jitted = jit(lambda x: [change(items, x), x + 1][1])
+    for step in range(4):
+        jitted(X * step)
+        change(known, X * step)
+        assert str(items) == str(known)
+        for one in (items, known):
+            if step == 1:
+                one[0] = X * 5
+            if step == 2:
+                one.append(step)
+
+
+def test_tensors_that_take_the_place_of_items_of_a_list_that_grows() -> None:
+    items: list[Any] = [1, 2]
 
     def f(x):
         items[0] = x * 2
         return x
 
+    jitted = jit(f)
+    for step in range(3):
+        jitted(X * step)
+        assert torch.equal(items[0], X * step * 2) and len(items) == 2 + step
+        items.append(step)
+    assert cache_info(jitted).misses == 1
+
+
+@pytest.mark.parametrize(
+    "name", ("items.insert(1, x)", "items.pop(0); items.append(x)", "items.append(x); items[0] = x")
+)
+def test_a_tensor_between_the_items_of_a_list_is_refused(name: str) -> None:
+    items, change = [X, 2, 3], _written(name)
     with pytest.raises(UnsupportedCall, match="between the items of a list"):
-        jit(f)(X)
-    assert items == [1, 2]
+        jit(lambda x: [change(items, x), x][1])(X)
+    assert items[0] is X and items[1:] == [2, 3]
 
 
 # ---- around it ----

@@ -36,7 +36,15 @@ from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
 from thunder_fn.capture.outside.kinds import is_lasting
-from thunder_fn.capture.outside.reads import ABSENT, HOLDERS, Changed, builtin_of, content_of, is_a
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    HOLDERS,
+    SEQUENCES,
+    Changed,
+    builtin_of,
+    content_of,
+    is_a,
+)
 from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,
@@ -56,6 +64,7 @@ from thunder_fn.capture.stored import (
     has_tracers,
     holds_numbers,
     in_order,
+    indices_written,
     leaves_in,
     stored_in,
     stored_outside,
@@ -360,6 +369,8 @@ class Kept:
             is_whole = key is None and not isinstance(holder, types.CellType)
             if is_whole and any(a is b for a in old for b in now):
                 raise _between_items(holder)
+            if is_a(holder, SEQUENCES) and isinstance(key, int):
+                _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
             is_read = is_read or id(old) in used
             is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
@@ -649,6 +660,17 @@ def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None
             source=None,
             fix="Return it, and store it outside of the jitted function.",
         )
+
+
+def _check_item(one: Change) -> None:
+    """Guard the length of a list if an index that the function has found points into it. Refuse an
+    item that has moved there from another index.
+    """
+    indices, watch = indices_written(one.holder), frames.observer()
+    if not has_tracers(one.now) and type(one.now) not in PLAIN:
+        raise _between_items(one.holder)
+    if watch is not None and (one.key not in indices or min(indices) < 0):
+        watch.length(one.holder)
 
 
 def _between_items(holder: Any) -> UnsupportedCall:

@@ -21,6 +21,7 @@ from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
     HOLDERS,
+    SEQUENCES,
     content_of,
     dict_of,
     is_a,
@@ -68,7 +69,8 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
         is_cell = type(one.container) is types.CellType
         held = look("cell", one.container, None) if is_cell else one.container
         if id(one.container) not in but and has_tracers(held):
-            yield from (found for found in stored_in(one) if found.entry not in done)
+            stored = _items_stored(one) or stored_in(one)
+            yield from (found for found in stored if found.entry not in done)
     yield from recorder.modules.stored
 
 
@@ -158,6 +160,30 @@ def take_back(one: Change) -> None:
         del one.holder.cell_contents
     else:
         put(one.holder, one.key, one.before)
+
+
+def indices_written(held: Any) -> set[int]:
+    """The indices under which the function writes to a list or deque, as far as its code says."""
+    watch = frames.observer()
+    places = () if watch is None else (*watch.before, *watch.added)
+    keys = (key for kind, of, key in places if kind == "index" and of == id(held))
+    return {key for key in keys if isinstance(key, int)}
+
+
+def _items_stored(one: Snapshot) -> list[Change]:
+    """Find the items of a list or deque that the function has replaced by index, with tensors or
+    at an index that only the function knows; none where it has called methods.
+    """
+    watch, held = frames.observer(), one.container
+    if watch is None or not is_a(held, SEQUENCES) or watch.changing.get(id(held)):
+        return []
+    now, old = content_of(held), content_of(one.before)
+    if len(now) != len(old):
+        return []
+    known = {key % len(now) for key in indices_written(held)}
+    pairs = enumerate(zip(old, now, strict=True))
+    changes = (Change(held, place, *pair) for place, pair in pairs if pair[0] is not pair[1])
+    return [one for one in changes if one.key not in known or has_tracers(one.now)]
 
 
 def stored_in(one: Snapshot) -> Iterator[Change]:

@@ -111,6 +111,9 @@ class Observer(Protocol):
     def stopped(self) -> None:
         """Note that the user's function has returned or raised; its tracers live still."""
 
+    def length(self, container: Any) -> None:
+        """Guard the length of a list or deque outside, into which an index points."""
+
     def note_cached(self) -> None:
         """Note the places in which cached properties keep tensors of the trace."""
 

@@ -44,6 +44,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    length_of,
 )
 from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorder import Recorder, current
@@ -196,6 +197,11 @@ class Watch(Evaluator):
             for key, item in content_of(held):
                 if before.get(id(key), ABSENT) is item:
                     self.edge("key", held, key, f"{path}[{key!r}]")
+
+    def length(self, container: Any) -> None:
+        """Guard the length of a list or deque outside, into which an index points."""
+        path = f"the length of {self.path(container, 'a list')}"
+        self.answer(functools.partial(length_of, container), (), path)
 
     def unwritten(self) -> None:
         """Guard the places that the function may write to, and that hold still what they held. A
