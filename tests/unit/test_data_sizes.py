@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -377,3 +378,32 @@ def test_a_size_found_in_data_that_may_not_fit_is_refused_by_name() -> None:
         return torch.addcdiv(v, c, x)
 
     assert torch.equal(jit(told)(torch.ones(2, 3)), told(torch.ones(2, 3)))
+
+
+def _put(x: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    x = x.clone()
+    x[mask] = value
+    return x
+
+
+MASKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, mask: x.exp()[mask],
+    "masked_select": lambda x, mask: x.exp().masked_select(mask),
+    "index_put": lambda x, mask: _put(x.exp(), x.sum(), mask),
+    "index_put of another dtype": lambda x, mask: _put(x.float().exp(), x.sum(), mask),
+    "masked_fill": lambda x, mask: x.exp().masked_fill(mask, x.sum()),
+    "sum": lambda x, mask: x.exp()[mask].sum().sum(-1, keepdim=True).reshape(()),
+}
+
+
+@pytest.mark.parametrize("shape", ((4,), (0,), (2, 0), (0, 3), (2, 1, 3)), ids=str)
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_of_any_shape_have_gradients(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.linspace(-1, 2, max(math.prod(shape), 1), dtype=torch.float64)[: math.prod(shape)].reshape(shape)
+    f = MASKED[name]
+    found = []
+    for run in (f, jit(f)):
+        leaf = x.clone().requires_grad_()
+        y = run(leaf, x > 0)
+        found.append((y, *torch.autograd.grad(y.sum(), leaf)))
+    torch.testing.assert_close(found[1], found[0])

@@ -287,7 +287,9 @@ def index(self: Tensor, indices: list[Tensor | None]) -> Any:
             continue
         if index.dim() == 0:  # a mask of a dim of size 1
             self, index = self.unsqueeze(len(places)), index.reshape(1)
-        places += index.nonzero().unbind(1)
+        is_empty = 0 in index.shape  # so that there are none
+        found = torch.nonzero_static(index, size=0) if is_empty else index.nonzero()
+        places += found.unbind(1)
     return aten.index(self, places)
 
 
@@ -342,6 +344,7 @@ def index_put(
     mask = mask.to(self.device, torch.bool)  # an index may be on the CPU
     before = next(i for i, index in enumerate(indices) if index is not None)
     after = self.dim() - before - mask.dim()
+    values = values.to(self.dtype)  # one value may be of another dtype
     values = values.reshape([1] * (before + 1 + after - values.dim()) + list(values.shape))
     count = values.shape[before]
     if count == 1:

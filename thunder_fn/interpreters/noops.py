@@ -106,7 +106,7 @@ def _dims_in(dims: Arg, rank: int) -> frozenset[int]:
     """The dims of a reduction, counted from the front; none that are not written as numbers."""
     each = dims if isinstance(dims, tuple) else (dims,)
     values = (one.value for one in each if isinstance(one, Literal))
-    return frozenset(value % rank for value in values if isinstance(value, int))
+    return frozenset(value % max(rank, 1) for value in values if isinstance(value, int))
 
 
 # ---- rules: the variable that the result equals if their types are the same ----
