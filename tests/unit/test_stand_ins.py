@@ -172,3 +172,13 @@ def test_higher_order_functions_take_pytorchs_names(name: str) -> None:
         least, bind = len(names), inspect.signature(replacement).bind_partial
     for count in range(least, len(names) + 1):
         bind(*names[:count], **dict.fromkeys((*names[count:], *by_name)))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_tensor_for_a_number_is_given_by_name(name: str) -> None:
+    number = "alpha" if name in ("add", "sub") else "value"
+    tensors = [one for key, one in SAMPLES[name].items() if key != "self"]
+    for function in (getattr(torch, name), getattr(Tensor, f"{name}_")):
+        f = lambda x, t: function(x.clone(), *tensors, **{number: t.item()})
+        traced = tfn.jit(lambda x, t: function(x.clone(), *tensors, **{number: t}))
+        torch.testing.assert_close(traced(X, torch.tensor(2.0)), f(X, torch.tensor(2.0)))

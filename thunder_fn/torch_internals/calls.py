@@ -196,7 +196,9 @@ _NAMES_OF_SELF = ("input", "x", "a", "x1")
 
 @functools.cache
 def _signatures(function: Any) -> tuple[tuple[str, ...], ...]:
-    """The names of the positional arguments of each overload of a function of C or an operator."""
+    """The names of the arguments of each overload of a function of C or an operator, but those that
+    some overload takes by name only.
+    """
     if isinstance(function, OpOverload):
         overloads = [function]
     else:
@@ -206,10 +208,9 @@ def _signatures(function: Any) -> tuple[tuple[str, ...], ...]:
         if packet is None or not (is_of_c or packet is function):
             return ()
         overloads = [getattr(packet, one) for one in packet.overloads()]
-    return tuple(
-        tuple(one.name for one in schema_arguments(overload) if not one.kwarg_only)
-        for overload in overloads
-    )
+    found = [schema_arguments(overload) for overload in overloads]
+    by_name = {one.name for each in found for one in each if one.kwarg_only}
+    return tuple(tuple(one.name for one in each if one.name not in by_name) for each in found)
 
 
 def in_order(
