@@ -115,17 +115,17 @@ NOT_CALLED = {"requires_grad_", "_is_all_true", "_fused_adam_", "_fused_adamw_",
 def functions() -> Iterator[tuple[str, Any, str]]:
     """The functions with a stand-in that have a schema: a title, the function and its name in ATen."""
     named = [getattr(torch, name) for name in (*WITHOUT_VALUES, *FORMULAS)]
-    for function in dict.fromkeys((*INSTEAD, *named, *sorted(METADATA | READ.keys(), key=str))):
+    for function in dict.fromkeys((*INSTEAD, *named, *METADATA, *READ)):
         is_op = isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
         name = function._schema.name.split("::")[1] if hasattr(function, "_schema") else function.__name__
         name = name.split("::")[-1]
         if hasattr(torch.ops.aten, name) and (is_op or any(function is one for _, one in internals.c_functions(name))):
             is_method = inspect.ismethoddescriptor(function)
             if name not in NOT_CALLED and not (is_method and function in METADATA | READ.keys()):
-                yield str(resolve_name(function) or function), function, name
+                yield resolve_name(function) or name, function, name
 
 
-CASES = list(functions())
+CASES = sorted(functions(), key=lambda case: case[0])
 
 
 def arguments(function: Any, name: str) -> tuple[list[str], list[Any]]:
