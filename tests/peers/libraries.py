@@ -7,8 +7,8 @@ The first word names the installed library, the second its tests: a file or a fo
 packages have are exchanged in the library's modules and in its tests, wherever they import or write them, as
 `tests.peers.functorch` does it for PyTorch's own. PyTorch and other libraries go on using torch.func.
 
-Runs pytest twice in processes of their own, first with torch.func and then with thunder_fn, and prints the tests that pass with
-the first and fail with the second, the tests that slow down most, and both times. `--plain` and `--ours` run one of the two.
+Runs pytest twice in processes of their own, first with torch.func and then with thunder_fn. Prints the tests that pass with
+the first and fail with the second, those that slow down most, and both CPU times. `--plain` and `--ours` run one of the two.
 """
 
 from __future__ import annotations

@@ -11,8 +11,12 @@ import importlib.machinery
 import json
 import os
 import sys
+import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import thunder_fn as tfn
 
@@ -122,10 +126,25 @@ def pytest_load_initial_conftests() -> None:
         sys.meta_path.insert(0, Finder(libraries.split(","), os.environ[TESTS]))
 
 
+_SECONDS: dict[str, float] = {}
+"""The CPU time of the tests of this run, which other work on the machine changes little."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Generator[None, Any, Any]:
+    """Note the CPU time of a test."""
+    begin = time.process_time()
+    try:
+        return (yield)
+    finally:
+        _SECONDS[item.nodeid] = time.process_time() - begin
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write the outcome and time of each test."""
+    """Write the outcome and CPU time of each test."""
     kinds = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
     reports = [(kind, one) for kind in kinds for one in terminalreporter.stats.get(kind, ())]
-    table = {one.nodeid: [kind, getattr(one, "duration", 0.0)] for kind, one in reports if hasattr(one, "nodeid")}
+    names = [(kind, one.nodeid) for kind, one in reports if hasattr(one, "nodeid")]
+    table = {name: [kind, _SECONDS.get(name, 0.0)] for kind, name in names}
     if path := os.environ.get(TIMES):
         Path(path).write_text(json.dumps(table))
