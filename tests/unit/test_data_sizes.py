@@ -407,3 +407,27 @@ def test_masks_of_any_shape_have_gradients(name: str, shape: tuple[int, ...]) ->
         y = run(leaf, x > 0)
         found.append((y, *torch.autograd.grad(y.sum(), leaf)))
     torch.testing.assert_close(found[1], found[0])
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "matmul": lambda x: x.sum() @ torch.ones(7, 2),
+    "matmul of a scalar": lambda x: torch.matmul(torch.ones(7, 2), x.sum()),
+    "matmul of other sizes": lambda x: torch.ones(2, 3) @ torch.ones(7, 2),
+    "einsum": lambda x: torch.einsum("ij,jk->ik", torch.ones(2, 3), torch.ones(7, 2)),
+    "cat": lambda x: torch.cat([torch.ones(2, 3), torch.ones(7, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_beside_found_sizes_are_of_eagers_class(name: str) -> None:
+    """The function catches them, as eager's."""
+
+    def f(x: Tensor) -> Tensor:
+        found = x[x > 0]
+        try:
+            return found + WRONG[name](x).sum()
+        except RuntimeError:
+            return found * 2
+
+    for x in INPUTS:
+        same(jit(f)(x), f(x))

@@ -384,7 +384,12 @@ class ScopeMode(TorchFunctionMode):
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(func, types.FunctionType):
-            return func(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except AssertionError as error:  # of PyTorch's Python code for symbolic sizes
+                with self.recorder.suspended():
+                    known = internals.eager_error(func, args, kwargs)
+                raise known or error from None
         self._running.append(func)
         try:
             with self:

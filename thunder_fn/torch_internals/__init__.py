@@ -41,7 +41,7 @@ from thunder_fn.torch_internals.dynamo_twins import (
     dynamo_scan,
     dynamo_while_loop,
 )
-from thunder_fn.torch_internals.fake_results import call_on_fakes
+from thunder_fn.torch_internals.fake_results import call_on_fakes, eager_error
 from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,

@@ -61,7 +61,7 @@ def eager_error(func: Any, args: Any, kwargs: Any) -> Exception | None:
         return None
     if sum(map(math.prod, shapes)) > _SMALL:
         return None
-    with only_memory():
+    with only_memory(), torch._C._DisablePythonDispatcher():
         try:
             func(*tree_map(real, args), **tree_map(real, kwargs))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
