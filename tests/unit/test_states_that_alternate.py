@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import thunder_fn as tfn
+from thunder_fn import cache_info
 
 F = nn.functional
 
@@ -534,3 +535,41 @@ def test_a_buffer_that_is_bound_in_a_functional_call(is_argument: bool) -> None:
         torch.testing.assert_close(step(x, given), x * count)
         assert (net.n is own) == is_argument
     assert tfn.cache_info(step).misses == 1
+
+
+class _Made(nn.Module):
+    """A module with a buffer and a plain attribute, which are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", None)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if self.weight is None else x * self.weight
+
+
+MADE: dict[str, Callable[[], nn.Module]] = {
+    "criterion": nn.CrossEntropyLoss,
+    "own": _Made,
+    "nothing": nn.Identity,
+    "two": lambda: nn.Sequential(_Made(), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_module_that_the_function_makes_is_none_from_outside(name: str) -> None:
+    make, targets = MADE[name], torch.tensor([1, 0])
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made = make()
+            return made(x, targets) if name == "criterion" else made(x)
+
+    model, x = Model(), torch.randn(2, 3)
+    jitted, jitted_function = tfn.jit(model), tfn.jit(lambda x: model(x))
+    for value in (x, x + 1, x + 2):
+        for one in (jitted, jitted_function):
+            torch.testing.assert_close(one(value), model(value))
+        torch.testing.assert_close(tfn.vmap(model)(value.expand(2, 2, 3)), model(value).expand(2, *model(value).shape))
+    assert (cache_info(jitted).misses, cache_info(jitted_function).misses) == (1, 1)

@@ -64,6 +64,7 @@ _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training",
     OF_BUFFERS,
 }  # hooks and sections, which are no plain attributes
+_REGISTERS = torch.nn.Module.register_buffer.__code__
 _reads: ContextVar[tuple[_Found, _Found] | None] = ContextVar("thunder_fn_reads", default=None)
 """Attributes that were read, and counters that only `+=` has read."""
 _written: ContextVar[set[Attribute] | None] = ContextVar("thunder_fn_written", default=None)
@@ -255,9 +256,11 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         ):
             (found, counted), held = reads, original(self, "__dict__")
             if (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
-                watching = frames.pause()
+                watching, frame = frames.pause(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
                 value = attribute(Attribute(self, name))
-                if type(value) is int and _adds(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+                if frame.f_code is _REGISTERS:  # tests that nothing else has the name
+                    pass
+                elif type(value) is int and _adds(frame):
                     counted.setdefault(key, (self, value))
                 else:  # if it was counted before, what it was then
                     found[key] = counted.get(key, (self, value))
