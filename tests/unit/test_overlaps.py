@@ -94,7 +94,7 @@ def test_a_pointwise_op_writes_over_what_it_reads_in_its_own_place(name: str, of
 
 @pytest.mark.parametrize("given", ({"min": 0.0}, {"max": 0.5}), ids=str)
 def test_an_out_of_another_shape_is_refused_where_the_operand_is_given_by_name(given: dict[str, float]) -> None:
-    """Where it was given by place it was refused. Else PyTorch raised an error about shapes."""
+    """An `out=` given by place was refused; given by name it was PyTorch's error about shapes."""
     f = lambda x, y: (torch.clamp(input=x, **given, out=y.view(-1)), y * 2)[1]
     with pytest.raises(tfn.errors.UnsupportedCall, match="`out=` is a view"):
         jit(f)(torch.ones(3, 3), torch.ones(2, 3, 3))

@@ -516,7 +516,7 @@ def test_an_attribute_of_a_module_is_empty_in_turns(kind: str, use: Callable[[An
 
 @pytest.mark.parametrize("is_argument", [True, False])
 def test_a_buffer_that_is_bound_in_a_functional_call(is_argument: bool) -> None:
-    """What stands in for it is no earlier value: the module has its own again, and its program serves each call."""
+    """A stand-in for a buffer is no earlier value: the module has its own again, and its program serves each call."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -261,7 +261,7 @@ HELD: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", HELD)
 def test_the_type_of_a_size_that_something_holds(name: str) -> None:
-    """What an expression in a user's code gives may be a size, whatever holds it."""
+    """Any expression in the code of a user may give a size, whatever holds it."""
     sized = lambda x: (x + 1, HELD[name](x.shape[0]))
     g = jit(sized, cache="symbolic values")
     for rows in (3, 4, 5):

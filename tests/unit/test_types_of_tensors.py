@@ -63,7 +63,7 @@ def of_match(x: Any) -> Any:
 
 @functools.singledispatch
 def dispatched(x: Any) -> Any:
-    """What is no tensor."""
+    """Serve a value that is no tensor."""
     return x * 5
 
 
