@@ -75,6 +75,7 @@ from thunder_fn.errors import (
     kind_of,
 )
 from thunder_fn.garbage import no_collections
+from thunder_fn.ir.hooks import machinery
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Atom, Expr, Trace, Var, cut, type_of_value
 
@@ -356,6 +357,7 @@ class _Attempt:
         check_aliases(captured.trace, self.tensors, targets, source_of(asked.f), asked.name)
         return captured
 
+    @machinery
     def tracers(self) -> list[torch.Tensor]:
         """A tracer for each tensor that is an input."""
         wrt, known = frozenset(self.asked.differentiated or ()), self.asked.known
@@ -498,6 +500,7 @@ class _Attempt:
             for i, leaf in enumerate(self.leaves)
         )
 
+    @machinery
     def captured(self, end: _End) -> Captured:
         """Fold the recording into a trace, and add the data that a call needs."""
         recorder, found, bounds = self.recorder, end.found, self.symbolic.decisions

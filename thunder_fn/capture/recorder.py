@@ -296,7 +296,7 @@ class Recorder:
         to again when it is asked for its node, and that is recorded there.
         """
         is_own = internals.is_tracer(tensor) and not is_wrapped(tensor)
-        outer = self.outer if is_own else None
+        outer = self.outer if is_own and tensor._is_view() else None
         while outer is not None and not outer.owns(tensor):
             outer = outer.outer
         return nullcontext() if outer is None else outer.resumed()
@@ -595,7 +595,7 @@ class Recorder:
         return memory
 
     def _trace_fake(self, fake: torch.Tensor) -> tuple[torch.Tensor, Var]:
-        var = self.fresh(type_of_value(fake))
+        var = self.fresh(self.type_of(fake))
         self.know(fake, var)
         return internals.functionalize(fake, self.functional_mode), var
 

@@ -42,6 +42,7 @@ from thunder_fn.capture.replaced.refusals import (
 from thunder_fn.capture.replaced.stand_ins import HAS_NUMBERS, REWRITTEN
 from thunder_fn.capture.supported import LITERALS, is_wrapped
 from thunder_fn.errors import CustomRuleError, ThunderError, UnsupportedCall, kind_of, with_article
+from thunder_fn.ir import hooks
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.trace import Arg, Expr, Literal, Source, Var, as_dim, type_of_value
 from thunder_fn.lines import user_frame
@@ -275,7 +276,7 @@ class ScopeMode(TorchFunctionMode):
         if func in READ and replacement(func) is None:
             one = recorder.counterpart(args[0])
             return answer(recorder, READ[func], one, lambda: func(one, *args[1:], **kwargs))
-        watching = frames.pause()
+        watching = hooks.pause()
         try:
             if (
                 func in SHOWN
@@ -300,7 +301,7 @@ class ScopeMode(TorchFunctionMode):
                 recorder.late_error = recorder.late_error or error
             raise
         finally:
-            frames.resume(watching)
+            hooks.resume(watching)
 
     def _passed(self, func: Any, args: Any, kwargs: Any, is_metadata: bool) -> Any:
         """The answer of a function that is not recorded."""

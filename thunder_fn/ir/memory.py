@@ -204,13 +204,27 @@ def view_path(
             steps.append((equation, index))
             atom = equation.operands[0]
         elif equation.op.kind == "composite":
-            inner = view_path(
-                makers(equation.body.equations), equation.body.outputs[index], None, is_step
-            )
-            if inner is None or inner[0] not in equation.body.inputs:
+            inner = _views_of_inputs(equation.body, is_step)[index]
+            if inner is None:
                 break
-            steps += reversed(inner[1])
-            atom = equation.operands[equation.body.inputs.index(inner[0])]
+            place, views = inner
+            steps += reversed(views)
+            atom = equation.operands[place]
         else:
             break
     return (atom, steps[::-1]) if isinstance(atom, Var) else None
+
+
+@memo(4096, derives=False)
+def _views_of_inputs(
+    body: Trace, is_step: Callable[[Equation], bool]
+) -> tuple[tuple[int, list[tuple[Equation, int]]] | None, ...]:
+    """For each output of a body, the place of the input that it is a view of, and the views. None
+    for an output that is no view of an input.
+    """
+    known, places = makers(body.equations), {var.index: i for i, var in enumerate(body.inputs)}
+    ways = (view_path(known, atom, None, is_step) for atom in body.outputs)
+    return tuple(
+        (places[way[0].index], way[1]) if way is not None and way[0].index in places else None
+        for way in ways
+    )

@@ -5,7 +5,6 @@ A memo keeps the traces that it was asked about. `clear_caches` lets go of all o
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from contextvars import ContextVar
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
+from thunder_fn.ir.hooks import pause, resume
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Trace
 
@@ -94,17 +94,13 @@ def _unwatched(f: Callable[P, R]) -> Callable[P, R]:
     @wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         tokens = [(variable, variable.set(None)) for variable in _of_callers]
-        hook = sys.getprofile()
-        hook = hook if hasattr(hook, "is_ours") else None
-        if hook is not None:
-            sys.setprofile(None)
+        hook = pause()
         try:
             return f(*args, **kwargs)
         finally:
             for variable, token in tokens:
                 variable.reset(token)
-            if hook is not None:
-                sys.setprofile(hook)
+            resume(hook)
 
     return call
 

@@ -724,7 +724,7 @@ def functionalize(fake: torch.Tensor, mode: TracerMode) -> torch.Tensor:
     """Wrap a fake tensor so that in-place code and views on it come out pure. It is of no
     torch.func level.
     """
-    with temporarily_clear_interpreter_stack(), mode:
+    with temporarily_clear_interpreter_stack(), torch._C.DisableTorchFunction(), mode:
         return mode.adopt(FunctionalTensor.to_functional(fake))
 
 

@@ -1,8 +1,7 @@
 """The frames of a user's code that run in a thread, as an observer sees them begin and end.
 
 Python 3.12 has `sys.monitoring`, in which code that is passed over costs nothing. Before that there
-is the profile hook of a thread, which sees all Python frames and all calls of C. It is off
-(`pause`) while PyTorch's and our own code run.
+is the profile hook of a thread, which sees all Python frames and all calls of C (`ir/hooks.py`).
 
 Frames of PyTorch, of ours and of the standard library are passed over, and all that runs below an
 import. Other packages are the user's code, and so are `torch.optim` and `torch.distributions`.
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from thunder_fn.ir.hooks import as_hook
 from thunder_fn.ir.memos import unset_in_memos
 from thunder_fn.ir.scoped import setting
 from thunder_fn.lines import OWN_PROGRAMS
@@ -274,25 +274,7 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
             elif hears_calls and event == "c_call":
                 observer.called(value)
 
-    hook.is_ours = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-    return hook
-
-
-def pause() -> Any:
-    """Mark the start of machinery in this thread. Returns an argument for `resume`; None if
-    nothing was watched.
-    """
-    hook = sys.getprofile()
-    if hook is None or not hasattr(hook, "is_ours"):
-        return None
-    sys.setprofile(None)
-    return hook
-
-
-def resume(hook: Any) -> None:
-    """Mark the end of machinery: the user's code goes on."""
-    if hook is not None:
-        sys.setprofile(hook)
+    return as_hook(hook)
 
 
 # ---- Python 3.12 and later ----

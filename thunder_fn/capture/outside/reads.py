@@ -26,6 +26,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside import frames
+from thunder_fn.ir import hooks
 from thunder_fn.ir.trace import Literal
 
 T = TypeVar("T")
@@ -256,7 +257,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         ):
             (found, counted), held = reads, original(self, "__dict__")
             if (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
-                watching, frame = frames.pause(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+                watching, frame = hooks.pause(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
                 value = attribute(Attribute(self, name))
                 if frame.f_code is _REGISTERS:  # tests that nothing else has the name
                     pass
@@ -264,7 +265,7 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
                     counted.setdefault(key, (self, value))
                 else:  # if it was counted before, what it was then
                     found[key] = counted.get(key, (self, value))
-                frames.resume(watching)
+                hooks.resume(watching)
         return original(self, name)
 
     return __getattribute__

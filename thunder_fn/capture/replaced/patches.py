@@ -33,6 +33,7 @@ from thunder_fn.capture.replaced.refusals import script_error
 from thunder_fn.capture.replaced.seeds import FUNCTIONS as SEEDS, generator_class
 from thunder_fn.capture.scopes import in_scope, lift_call, user_source
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
+from thunder_fn.ir import hooks
 from thunder_fn.ir.scoped import setting
 from thunder_fn.ir.trace import Source
 
@@ -55,14 +56,14 @@ def _scoped_calls(original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = current()
         if recorder is None:
             return original(self, *args, **kwargs)
-        watching = frames.pause()
+        watching = hooks.pause()
         try:
             _refuse_backward_hooks(self)
             path = module_path(recorder, self)
             recorder.modules.watch(self, path)
             recorder.source = user_source(recorder) or _definition(type(self).forward)
         finally:
-            frames.resume(watching)
+            hooks.resume(watching)
         return in_scope(
             recorder,
             type(self).__name__,

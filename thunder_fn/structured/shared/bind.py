@@ -34,6 +34,7 @@ from thunder_fn.interpreters.grad import forward_backward, vjp
 from thunder_fn.interpreters.jvp import jvp_trace
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
+from thunder_fn.ir.hooks import machinery
 from thunder_fn.ir.rules import Mask, Split, scattered
 from thunder_fn.ir.trace import (
     Equation,
@@ -180,6 +181,7 @@ def _replayed(trace: Trace, values: Sequence[Any]) -> Values:
     return replay(recorder, trace, values)
 
 
+@machinery
 def apply(name: str, new: Trace, inputs: Sequence[Any], of: Trace) -> tuple[Any, ...]:
     """Run a trace that was made of another one on tensors, or record it where a capture is going
     on.
