@@ -15,9 +15,13 @@ import math
 import os
 import random
 import secrets
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -41,6 +45,7 @@ from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.errors import OutsideWarning, UnsupportedCall
 
 HERE = Path(__file__)
+today = datetime.datetime.now
 POOL = ThreadPoolExecutor(1)
 POOL.submit(int).result()  # its thread is there
 FILLED_BY_THE_CALL = {"defaultdict"}
@@ -199,17 +204,55 @@ def test_a_name_of_a_library_may_be_bound_anew(
         (lambda: clock(), "clock"),
         (lambda: datetime.datetime.now().second, "datetime.datetime.now"),
         (lambda: os.path.exists("x"), "os.path.exists"),
-        (lambda: HERE.exists(), "HERE.exists"),
+        (lambda: today().second, "today"),
+        (lambda: functools.partial(time.time)(), "time.time"),
+        (lambda: socket.gethostname().count("a"), "socket.gethostname"),
+        (lambda: subprocess.Popen([sys.executable, "-V"]).wait() or 1, "subprocess.Popen"),
+        (lambda: HERE.exists(), "pathlib.Path.exists"),
+        (lambda: len(HERE.read_text()), "pathlib.Path.read_text"),
+        (lambda: len(Path(__file__).read_text()), "pathlib.Path.read_text"),
+        (lambda: random.SystemRandom().random(), "random.SystemRandom.random"),
+        (lambda: len(subprocess.check_output([sys.executable, "-V"])), "subprocess.check_output"),
+        (lambda: uuid.uuid4().int % 7, "uuid.uuid4"),
+        (lambda: len(tempfile.mkdtemp()), "tempfile.mkdtemp"),
+        (lambda: logging.makeLogRecord({}).created, "logging.makeLogRecord"),
+        (lambda: np.load("a.npy").sum().item(), "numpy.load"),
+        (lambda: torch.load("a.pt")["k"], "torch.serialization.load"),
+        (lambda: sum(1 for _ in HERE.parent.rglob("test_out*.py")), "pathlib.Path.rglob"),
         (lambda: open(HERE).close() or 1, "open"),
         (lambda: secrets.randbelow(3), "secrets.randbelow"),
         (lambda: len(contextvars.copy_context()), "contextvars.copy_context"),
         (lambda: POOL.submit(lambda: 1).result(), "POOL.submit"),
     ],
 )
-def test_answers_that_change_by_themselves_are_said_to_be_constants(ask: Callable[[], float], name: str) -> None:
+def test_answers_that_change_by_themselves_are_said_to_be_constants(
+    ask: Callable[[], float], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    np.save("a.npy", np.ones(2)), torch.save({"k": 2.0}, "a.pt")
     with pytest.warns(OutsideWarning, match=rf"the answer of {name} in test_outside.py:\d+ is taken as a constant"):
         jit(lambda x: x * ask())(X)
-    jit(lambda x: x * tfn.constant(time.time()))(X)
+
+
+def said(x: torch.Tensor) -> torch.Tensor:
+    say = lambda text: logging.getLogger("tests").warning(text)
+    say("a number")
+    return x
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * tfn.constant(time.time()),
+        lambda x: x * tfn.constant(uuid.uuid4().int % 7 + len(HERE.read_text())),
+        lambda x: said(x) + len(os.path.join("a", "b")) + threading.get_ident() * 0 + len(os.environ.get("TFN_K", "")),
+    ],
+)
+def test_answers_that_are_known_or_go_nowhere_are_no_constants(f: Callable[..., Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert jit(f)(X).shape == X.shape
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from thunder_fn.capture.instructions import instructions
 from thunder_fn.capture.outside.expressions import (
     Reading,
     Source,
+    Span,
     is_moving,
     is_of_python,
     is_settled,
@@ -77,7 +78,8 @@ def reading(code: types.CodeType) -> Reading:
         for kind, of, *rest in filter(None, others)
         if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
     )
-    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged)
+    constants = tuple((shared(called, known), at) for called, at in reader.constants)
+    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged, constants)
 
 
 class _Reader:
@@ -85,6 +87,8 @@ class _Reader:
 
     def __init__(self, code: types.CodeType) -> None:
         self.code, self.line = code, code.co_firstlineno
+        self.span: Span = None, None, None, None
+        self.constants: list[tuple[Source, Span]] = []
         self.uses: Counter[Source] = Counter()
         self.lines: dict[Source, int] = {}
         self.assigned: dict[str, set[Source]] = {}
@@ -97,8 +101,9 @@ class _Reader:
 
     def step(self, one: dis.Instruction) -> None:
         """Read an instruction by its rule."""
-        if one.positions is not None and one.positions.lineno is not None:
-            self.line = one.positions.lineno
+        if (at := one.positions) is not None and at.lineno is not None:
+            self.line = at.lineno
+            self.span = at.lineno, at.col_offset, at.end_lineno, at.end_col_offset
         if one.is_jump_target or self.is_dead:
             self._merge(one.offset)
         _INSTRUCTIONS.get(one.opname, _by_its_effect)(self, one)
@@ -737,6 +742,7 @@ def _pass_on(r: _Reader, call: _Call) -> bool:
 @_callee("constant", table=_METHODS)
 def _constant(r: _Reader, call: _Call) -> bool:
     """Read `tfn.constant(value)`: what was read for the value counts unless it is ours."""
+    r.constants.append((call.called, r.span))
     for source in {part: None for one in call.known for part in parts_of(one) if r.uses[part] > 0}:
         r.uses[source] -= 1
         r.use(("unless", call.called, source))

@@ -53,6 +53,11 @@ _MODULES = frozenset(
 )
 """Packages whose functions only compute, or are recorded."""
 _STATEFUL = (
+    "numpy._core.memmap",
+    "numpy.core.memmap",
+    "numpy.lib._datasource",
+    "numpy.lib._npyio_impl",
+    "numpy.lib.npyio",
     "numpy.random",
     "torch.backends",
     "torch.cuda",

@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+Span: TypeAlias = tuple[Any, Any, Any, Any]
+"""A part of a file: its first line and column, and its last; None for what is not known."""
 Source: TypeAlias = tuple[Any, ...] | None
 """An expression, by kind; None where it is not understood.
 
@@ -51,6 +53,8 @@ class Reading:
     the locals that are keys, with all that is assigned to them, if that is understood. `tagged`
     are the locals that are asked for an attribute which tensors do not have by themselves.
 
+    `constants` are the calls of what is named `constant`, each with its place.
+
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
     `moving` may give other values at the end of a frame.
     """
@@ -64,6 +68,7 @@ class Reading:
     )
     keys: dict[str, tuple[Source, ...]] = field(default_factory=dict[str, tuple[Source, ...]])
     tagged: frozenset[str] = frozenset()
+    constants: tuple[tuple[Source, Span], ...] = ()
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 
     def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:

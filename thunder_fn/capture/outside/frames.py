@@ -105,6 +105,15 @@ class Observer(Protocol):
     def called(self, function: Any) -> None:
         """Note that a frame of the user's code calls a function of C."""
 
+    def asks(self, code: types.CodeType, names: dict[str, Any]) -> bool:
+        """Test whether code whose frames are passed over, with these globals, asks what answers
+        anew each time.
+        """
+        ...
+
+    def asked_inside(self, frame: types.FrameType) -> None:
+        """Note that a frame of such code begins."""
+
     def called_library(self, module: str, name: str) -> None:
         """Note that a frame of the user's code calls a function whose frames are passed over."""
 
@@ -249,13 +258,15 @@ def _profiled(observer: Observer) -> Generator[None]:
 
 def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
     told: dict[int, bool] = {}
+    asking: set[int] = set()
     alive: list[types.CodeType] = []
-    """The codes whose identities are keys of `told`."""
+    """The codes whose identities are keys of `told`, or in `asking`."""
     hears_calls = observer.hears_calls
 
     def meet(frame: types.FrameType) -> bool:
         alive.append(frame.f_code)
         found = told[id(frame.f_code)] = _is_told(frame)
+        asking.update(() if found else _asking(frame, observer))
         return found
 
     def hook(frame: types.FrameType, event: str, value: Any) -> None:
@@ -266,8 +277,8 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
                 found = meet(frame)
             if found:
                 observer.started(frame)
-            elif hears_calls and (back := frame.f_back) is not None and told.get(id(back.f_code)):
-                observer.called_library(frame.f_globals.get("__name__", ""), frame.f_code.co_name)
+            elif hears_calls or id(frame.f_code) in asking:
+                _passed(frame, observer, told, asking)
         elif found:
             if event == "return":
                 observer.ended(frame, value)
@@ -275,6 +286,20 @@ def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
                 observer.called(value)
 
     return as_hook(hook)
+
+
+def _asking(frame: types.FrameType, observer: Observer) -> tuple[int, ...]:
+    return (id(frame.f_code),) if observer.asks(frame.f_code, frame.f_globals) else ()
+
+
+def _passed(
+    frame: types.FrameType, observer: Observer, told: dict[int, bool], asking: set[int]
+) -> None:
+    """Tell the observer of a frame of a library that begins."""
+    if id(frame.f_code) in asking:
+        observer.asked_inside(frame)
+    if observer.hears_calls and (back := frame.f_back) is not None and told.get(id(back.f_code)):
+        observer.called_library(frame.f_globals.get("__name__", ""), frame.f_code.co_name)
 
 
 # ---- Python 3.12 and later ----
@@ -350,9 +375,12 @@ def _monitored(observer: Observer) -> Generator[None]:
 
 def _started(code: types.CodeType, offset: int) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    observer = _told.get()
     if not _is_told(frame):
-        return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-    if (observer := _told.get()) is not None:
+        if observer is None or not observer.asks(code, frame.f_globals):
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        observer.asked_inside(frame)
+    elif observer is not None:
         observer.started(frame)
     return None
 

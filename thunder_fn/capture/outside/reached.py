@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
-import builtins
-import concurrent.futures
 import contextvars
-import datetime
 import functools
 import gc
-import inspect
 import io
-import os
-import pathlib
-import queue
-import random
-import secrets
-import threading
-import time
 import types
-import uuid
 import weakref
 from collections.abc import Callable
 from enum import Enum
@@ -28,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside.anew import answers_anew
 from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, look
@@ -68,36 +56,6 @@ from thunder_fn.ir.text import escaped
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
-_ANSWERS_ANEW = frozenset(
-    id(inspect.getattr_static(of, name))  # a method may be a base's, as `Path.exists` in 3.13
-    for of, names in (
-        (builtins, "open"),
-        (time, "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time"),
-        (time, "localtime gmtime ctime strftime"),
-        (datetime.datetime, "now today utcnow"),
-        (datetime.date, "today"),
-        (os, "getcwd listdir scandir stat access getpid urandom getloadavg"),
-        (os.path, "exists isfile isdir getmtime getsize"),
-        (pathlib.Path, "exists is_file is_dir stat read_text read_bytes iterdir glob open"),
-        (uuid, "uuid1 uuid4"),
-        (secrets, "token_bytes token_hex token_urlsafe randbelow randbits choice"),
-        (random.SystemRandom, "random getrandbits"),
-        (contextvars, "copy_context"),
-        (concurrent.futures.Executor, "submit map"),
-        (concurrent.futures.ThreadPoolExecutor, "submit"),
-        (queue.Queue, "get get_nowait qsize empty full"),
-        (queue.SimpleQueue, "get get_nowait qsize empty"),
-        (threading, "enumerate"),
-        (_thread.LockType, "locked"),
-        (type, "__subclasses__"),
-        (gc, "isenabled get_threshold get_count get_objects"),
-        (io.StringIO, "getvalue"),
-        (io.BytesIO, "getvalue getbuffer"),
-    )
-    for name in names.split()
-    if hasattr(of, name)
-)
-"""Functions whose answers change by themselves."""
 MANY = 10_000
 """Items of longer containers are not looked into."""
 _DEEP = 6
@@ -227,7 +185,7 @@ class Reached:
 
     def asked(self, function: Any, path: str) -> None:
         """Take the answer of a clock or of the file system as a constant."""
-        if id(function) in _ANSWERS_ANEW and self.stack:
+        if self.stack and answers_anew(function):
             file, line = self.stack[-1].code.co_filename, self.stack[-1].line
             answer = Constant(f"the answer of {path}", file, line)
             self.constants.setdefault(answer.text, answer)

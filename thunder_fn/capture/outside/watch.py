@@ -27,9 +27,10 @@ from torch.distributions.utils import lazy_property
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.outside.anew import asks_anew, is_baked, is_dropped, library_called, name_of
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, look
+from thunder_fn.capture.outside.edges import Constant, constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
@@ -143,6 +144,31 @@ class Watch(Evaluator):
             self.constants.setdefault(
                 written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
             )
+
+    def asks(self, code: types.CodeType, names: dict[str, Any]) -> bool:
+        """Test whether code of a library asks what answers anew each time."""
+        return asks_anew(code, names)
+
+    def asked_inside(self, frame: types.FrameType) -> None:
+        """Take the answer of a library's function as a constant, which asks a clock or the file
+        system, if it goes anywhere.
+        """
+        mine = self.stack[-1] if self.stack and self.aside is None else None
+        if mine is None or is_collecting():
+            return
+        called = library_called(frame, mine.code)
+        if called is None or (back := called.f_back) is None or is_dropped(back):
+            return
+        place = mine.code.co_filename, back.f_lineno
+        spans = (
+            at
+            for target, at in mine.reading.constants
+            if any(one is constant for one in self.value(target, mine, {}))
+        )
+        is_known = any((one.file, one.line) == place for one in self.constants.values())
+        if not is_known and not is_baked(back, spans):
+            answer = Constant(f"the answer of {name_of(called)}", *place)
+            self.constants.setdefault(answer.text, answer)
 
     def called(self, function: Any) -> None:
         """Note a call of C that a trace does not repeat."""

@@ -90,6 +90,12 @@ class BodyWatch(Watch):
         if self.around is not None:
             self.around.thread_started(name)
 
+    def asked_inside(self, frame: types.FrameType) -> None:
+        """Note that a library asks what answers anew each time."""
+        super().asked_inside(frame)
+        if self.around is not None:
+            self.around.asked_inside(frame)
+
     def called(self, function: Any) -> None:
         """Note a call of C."""
         super().called(function)
