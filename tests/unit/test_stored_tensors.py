@@ -381,3 +381,81 @@ def test_a_tensor_of_a_module_is_stored_elsewhere(wrap: Callable[[Any], Any], us
 
     found, expected = run(wrap), run(lambda f: f)
     assert str(found) == str(expected)
+
+
+def _list(net: Any, x: Tensor) -> None:
+    net.l[0] = net.w
+
+
+def _slice(net: Any, x: Tensor) -> None:
+    net.l[:] = [net.w, net.b]
+
+
+def _dict(net: Any, x: Tensor) -> None:
+    net.d["k"] = net.b
+
+
+def _any_key(net: Any, x: Tensor) -> None:
+    for key in list(net.d):
+        net.d[key] = net.w
+
+
+def _update(net: Any, x: Tensor) -> None:
+    net.d.update(k=net.w)
+
+
+def _object(net: Any, x: Tensor) -> None:
+    net.o.v = net.w
+
+
+def _attribute(net: Any, x: Tensor) -> None:
+    net.last = net.b
+
+
+def _state(net: Any, x: Tensor) -> None:
+    net.l[0] = net.o.v
+    net.o.v = net.o.v + x
+
+
+def _never(net: Any, x: Tensor) -> None:
+    if x.dim() > 1:
+        net.l[0] = net.d["k"] = net.w
+
+
+@pytest.mark.parametrize("change", ["w", "b", "place", "all: w, b, place"])
+@pytest.mark.parametrize(
+    "use", [_list, _slice, _dict, _any_key, _update, _object, _attribute, _state, _never], ids=lambda f: f.__name__[1:]
+)
+@pytest.mark.parametrize("wrap", [tfn.jit, lambda m: tfn.jit(lambda x: m(x))], ids=["module", "function"])
+def test_a_tensor_is_stored_where_it_was_already(
+    wrap: Callable[[Any], Any], use: Callable[..., None], change: str
+) -> None:
+    """The call that is traced finds the very tensor there that it stores. Later ones may find, or store, another one."""
+
+    def run(wrap: Callable[[Any], Any]) -> tuple[list[Any], Any]:
+        class Net(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                use(self, x)
+                return x * self.w
+
+        net, found, x = Net(), list[Any](), torch.ones(2)
+        net.w, net.b = nn.Parameter(torch.full((2,), 2.0)), torch.full((2,), 3.0)
+        net.last = net.b
+        own = {_state: net.w.data, _dict: net.b}.get(use, net.w)
+        net.l, net.d, net.o = [own, net.b], {"k": own}, types.SimpleNamespace(v=own)
+        step = wrap(net)
+        for i in range(6):
+            if i in (2, 4) and "w" in change:
+                net.w = nn.Parameter(torch.full((2,), 10.0 + i))
+            if i in (2, 4) and "b" in change:
+                net.b = torch.full((2,), 20.0 + i)
+            if i in (2, 4) and "place" in change:
+                net.l[0] = net.d["k"] = net.o.v = net.last = torch.full((2,), 30.0 + i)
+            found.append(step(x).detach())
+            leaves = [*net.l, *net.d.values(), net.o.v, net.last]
+            found.append([(one.detach().clone(), one is net.w, one is net.b) for one in leaves])
+        return found, step
+
+    (found, step), (expected, _) = run(wrap), run(lambda f: f)
+    assert str(found) == str(expected)
+    assert tfn.cache_info(step).misses <= 4 or use in (_slice, _any_key, _state)  # which count by all that they hold

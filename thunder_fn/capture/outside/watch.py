@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
     PLAIN,
+    Changed,
     content_of,
     dict_of,
     fields_of,
@@ -221,7 +222,11 @@ class Watch(Evaluator):
         if is_a(held, dict):
             before = {id(key): old for key, old in content_of(one.before)}
             for key, item in content_of(held):
-                if before.get(id(key), ABSENT) is item:
+                if before.get(id(key), ABSENT) is not item:
+                    continue
+                if is_a(item, torch.Tensor):
+                    self.unwritten_tensor("key", held, key, f"{path}[{key!r}]")
+                else:
                     self.edge("key", held, key, f"{path}[{key!r}]")
 
     def length(self, container: Any) -> None:
@@ -234,10 +239,59 @@ class Watch(Evaluator):
         jitted module sees to its own.
         """
         own = {id(vars(one)) for one, _ in self.outside.values() if id(one) in self.own}
-        for (kind, identity, key), (holder, old) in tuple(self.before.items()):
-            is_place = is_a(old, (*PLAIN, *CONTAINERS)) and kind != "content"
-            if is_place and identity not in own and look(kind, holder, key) is old:
-                self.edge(kind, holder, key, f"{self.path(holder, 'a place')}[{key!r}]")
+        for (kind, identity, key), (holder, old) in (*self.before.items(), *self.any_items()):
+            if kind == "content" or look(kind, holder, key) is not old:
+                continue
+            path = f"{self.path(holder, 'a place')}[{key!r}]"
+            if is_a(old, torch.Tensor):
+                self.unwritten_tensor(kind, holder, key, path)
+            elif is_a(old, (*PLAIN, *CONTAINERS)) and identity not in own:
+                self.edge(kind, holder, key, path)
+
+    def any_items(self) -> Iterator[tuple[tuple[str, int, Any], tuple[Any, Any]]]:
+        """The items of containers in which the function writes where nobody knows, with what they
+        held before, as in `before`.
+        """
+        places = {**self.counted, **self.before}
+        known = {identity for kind, identity, _ in places if kind in ("index", "key")}
+        for kind, identity, _ in places:
+            one = self.contents.get(identity)
+            if kind != "content" or identity in known or one is None or is_a(one.before, set):
+                continue
+            items, is_dict = content_of(one.before), is_a(one.before, dict)
+            for key, item in items if is_dict else enumerate(items):
+                yield ("key" if is_dict else "index", identity, key), (one.container, item)
+
+    @property
+    def own_dicts(self) -> dict[int, dict[str, Any]]:
+        """The dicts of modules whose state is guarded elsewhere, by identity."""
+        modules = [vars(one) for one, _ in self.outside.values() if id(one) in self.own]
+        held = [one.get(name) for one in modules for name in ("_parameters", "_buffers")]
+        return {id(one): one for one in (*modules, *held) if type(one) is dict}
+
+    def unwritten_tensor(self, kind: str, holder: Any, key: Any, path: str) -> None:
+        """Guard a place that may be written, and holds still the tensor that it held. Where it may
+        have been put there again, that is guarded where it comes from, too.
+        """
+        tensor, own, entry = look(kind, holder, key), self.own_dicts, (id(holder), key)
+        others = [
+            (held, name, f"{path}, which is {name},")
+            for held in own.values()
+            for name, value in held.items()
+            if value is tensor and (id(held), name) != entry
+        ]
+        is_elsewhere = bool(others) or any(
+            edge.value is tensor and (id(edge.holder), edge.key) != entry
+            for edge in self.edges.values()
+        )
+        if id(holder) in own and not is_elsewhere:
+            return
+        self.edge(kind, holder, key, path)
+        for held, name, text in others:
+            self.edge("key", held, name, text)
+        kept = None if (recorder := current()) is None else recorder.kept
+        if kept is not None and kept.feeds_tensor(tensor):
+            self.edges[kind, *entry].value = Changed(path)
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""
