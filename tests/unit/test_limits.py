@@ -250,6 +250,15 @@ def returned_object() -> object:
 
 
 @error
+def renamed_type() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        kind = type
+        return x if kind(x) is torch.Tensor else -x
+
+    return tfn.jit(f)(X)
+
+
+@error
 def generator_function() -> object:
     def f(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield x * 2

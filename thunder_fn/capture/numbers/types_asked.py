@@ -112,6 +112,10 @@ class TypesAsked(UnsupportedCall):
         self.codes += earlier.codes if isinstance(earlier, TypesAsked) else ()
         return self
 
+    def refuse(self) -> None:
+        """Become an error of the public class, which users see: no copy can answer."""
+        object.__setattr__(self, "__class__", UnsupportedCall)
+
 
 def type_error(
     frame: types.FrameType, *, has_found: bool, may_reach: Callable[[], bool]

@@ -144,7 +144,10 @@ def answered(error: Exception, known: tuple[Lookaside, ...]) -> tuple[Lookaside,
     """
     if isinstance(error, TypesAsked):  # a copy that asks by another name is refused
         is_new = not any(map(is_copied, error.codes))
-        return _copies(error.codes, known) if is_new else ()
+        found = _copies(error.codes, known) if is_new else ()
+        if not found:
+            error.refuse()
+        return found
     frames = list(_frames(error))
     if not frames or not _is_about_a_call(error, *frames[-1]):
         return ()
