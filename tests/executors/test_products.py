@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_a_large_product_is_a_region_of_its_own(monkeypatch: pytest.MonkeyPatch)
     small = tfn.jit(lambda x, w: x @ w.t(), executors=[inductor()])
     small(x, w[:100])
     assert "by inductor" not in str(tfn.last_traces(small)[-1])
+
+
+@pytest.mark.parametrize(
+    ("f", "count"),
+    [(lambda x, w: (x @ w).t().contiguous(), 2), (lambda x, w, b: torch.addmm(b, x, w).t().contiguous(), 3)],
+    ids=["mm", "addmm"],
+)
+def test_a_product_of_symbolic_sizes_is_no_region_of_its_own(
+    f: Callable[..., Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "is_faster_here", lambda: True)
+    g = tfn.jit(f, executors=[inductor()])
+    for rows in (3, 5, 6):
+        args = [torch.randn(*shape, requires_grad=True) for shape in ((rows, 4), (4, 8), (8,))][:count]
+        gradients = [torch.autograd.grad(one(*args).sum(), args) for one in (g, f)]
+        torch.testing.assert_close(*gradients)
 
 
 def test_infinities_and_nans_stay_where_they_are(product: Any) -> None:

@@ -93,15 +93,16 @@ def arguments_of(call: ProductCall, threads: int) -> tuple[int, ...] | None:
 
 def is_worth_a_region(equation: Equation) -> bool:
     """Test whether the equation is a product of so large matrices that our kernel gains more than a
-    region's call costs.
+    region's call costs. Products of symbolic sizes are the BLAS's.
     """
     if equation.op.name not in ("aten.mm.default", "aten.addmm.default") or not is_faster_here():
         return False
-    types = equation.operand_types
     sizes = [
         static_shape(type)
-        for type in types
-        if isinstance(type, TensorType) and type.dtype == torch.float32
+        for type in equation.operand_types
+        if isinstance(type, TensorType)
+        and type.dtype == torch.float32
+        and all(isinstance(size, int) for size in type.shape)
     ]
     return len(sizes) == len(equation.operands) and sum(map(math.prod, sizes)) * 4 >= WORTH_BYTES
 
