@@ -398,6 +398,7 @@ class _Attempt:
         }
         return [given.get(i, leaf) for i, leaf in enumerate(self.leaves)]
 
+    @machinery
     def end(self, tracers: list[torch.Tensor], result: Any) -> _End:
         """The result of the run and its changes, while the recorder knows them."""
         recorder, f, name = self.recorder, self.asked.f, self.asked.name

@@ -256,9 +256,12 @@ def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
         return
     items = content_of(value)
     for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
-        yield from leaves_in(item, depth - 1)
+        if issubclass(type(item), CONTAINERS):
+            yield from leaves_in(item, depth - 1)
+        else:
+            yield alive(item)
 
 
 def alive(value: Any) -> Any:
     """The value itself, or what a wrapper of a torch.func transform held that has ended."""
-    return internals.alive(value) if is_a(value, torch.Tensor) else value
+    return internals.alive(value) if issubclass(type(value), torch.Tensor) else value
