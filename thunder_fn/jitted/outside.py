@@ -239,7 +239,8 @@ def _own_dict(owner: Any, names: Namespace) -> tuple[str, str]:
     is_reference = type(owner) is weakref.ref
     of, cls = names.bind(owner, "of"), type(owner() if is_reference else owner)
     of = f"{of}()" if is_reference else of
-    is_python = cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__")
+    is_of_c = is_a(cls.__getattribute__, types.WrapperDescriptorType)  # as SimpleNamespace's own
+    is_python = not is_of_c or hasattr(cls, "__getattr__")
     return of, f"{names.bind(dict_of, 'dict_of')}({of})" if is_python else f"{of}.__dict__"
 
 
