@@ -54,6 +54,7 @@ from thunder_fn.capture.places import (
     Feed,
     Item,
     Snapshot,
+    Stays,
     Update,
     held_at,
     put,
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (*_DICTS, list, collections.deque)
 _FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-_VALUES = (numpy.generic, range, slice)
+_VALUES = (numpy.generic, range, slice, Stays)
 """Types of plain values in addition to those of `PLAIN`."""
 _SCHEDULED = ("lr", "last_epoch", "_step_count", "_last_lr")
 """Entries that are numbers of the trace from the first call on: options of a parameter group, and
@@ -364,11 +365,11 @@ class Kept:
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
             _check_slots(watch.before)
-        for one in found:
+        for place, one in enumerate(found):
             holder, key, old, now = one.holder, one.key, one.before, one.now
             is_whole = key is None and not isinstance(holder, types.CellType)
             if is_whole and any(a is b for a in old for b in now):
-                raise _between_items(holder)
+                found[place] = self._moved_items(one)
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
@@ -382,6 +383,39 @@ class Kept:
         if len(self.places) > before:
             raise MustFeed(self.wanted)
         return found
+
+    def _moved_items(self, one: Change) -> Change:
+        """The change of a list in which items stay and tensors are new, with the indices under
+        which these items were before. One that the function reads is fed, or guarded.
+
+        Raises:
+            UnsupportedCall: an item may be what the function has found elsewhere.
+        """
+        holder, old, watch = one.holder, content_of(one.before), frames.observer()
+        if watch is None or not is_a(holder, SEQUENCES):
+            raise _between_items(holder)
+        watch.length(holder)
+        used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
+        others = [edge.value for edge in watch.edges.values() if edge.holder is not holder]
+        found = {
+            *map(id, others),
+            *(key for key, count in self.recorder.modules.held.items() if count),
+        }
+        is_read = any(kind == "index" and of == id(holder) for kind, of, _ in watch.edges)
+        indices: dict[int, int] = {}
+        for index, item in enumerate(old):
+            is_plain = type(item) in PLAIN
+            count = sum(other is item for other in one.now)
+            if not is_plain and (count > 1 or id(item) in indices or id(item) in found):
+                raise _between_items(holder)
+            if not is_plain:
+                indices[id(item)] = index
+            if id(item) in used and _is_plain(item):
+                self.places.setdefault((id(holder), index), (holder, index))
+            elif is_plain or is_read or id(item) in used:
+                watch.item_before(holder, index, item)
+        now = [Stays(indices[id(item)]) if id(item) in indices else item for item in one.now]
+        return dataclasses.replace(one, now=now)
 
     def _wanted_elsewhere(self) -> Iterator[tuple[Entry, tuple[Any, Any]]]:
         """Find the numbers outside of kept objects that the function changes, and that have to be

@@ -29,6 +29,15 @@ APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
 """The key of what is appended to a list or deque, or added to a set."""
 PREPENDED: Any = type("Prepended", (), {"__repr__": lambda self: "PREPENDED"})()
 """The key of what is put in front of a list or deque."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """An item of a list that was there before, under this index, in the new content of it."""
+
+    index: int
+
+
 GRAD: Any = "grad"
 REQUIRES_GRAD: Any = "requires_grad"
 
@@ -148,13 +157,20 @@ def put(holder: Any, key: Any, value: Any) -> None:
     elif key is PREPENDED:
         refill(holder, [*value, *content_of(holder)][: getattr(holder, "maxlen", None)])
     elif key is None:
-        refill(holder, value)
+        refill(holder, _with_old(holder, value))
     elif not is_a(holder, HOLDERS):
         store("attr", holder, key, value)
     elif value is ABSENT:
         builtin_of(holder).pop(holder, key, None)
     else:
         builtin_of(holder).__setitem__(holder, key, value)
+
+
+def _with_old(holder: Any, value: Any) -> Any:
+    if isinstance(value, dict) or not any(type(item) is Stays for item in value):
+        return value
+    old = content_of(holder)
+    return [old[item.index] if type(item) is Stays else item for item in value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DEEP = 4
 """Containers in containers that are looked into for tensors of a trace."""
+_AT_THE_END = frozenset(("append", "extend"))
 _MANY = 256
 """Values that a function closes over, directly or not, which are looked into."""
 _OTHERS = (torch.Tensor, types.ModuleType, type, *PLAIN)
@@ -172,18 +173,28 @@ def indices_written(held: Any) -> set[int]:
 
 def _items_stored(one: Snapshot) -> list[Change]:
     """Find the items of a list or deque that the function has replaced by index, with tensors or
-    at an index that only the function knows; none where it has called methods.
+    at an index that only the function knows, and what it has appended to them; none where it has
+    called other methods.
     """
     watch, held = frames.observer(), one.container
-    if watch is None or not is_a(held, SEQUENCES) or watch.changing.get(id(held)):
+    if watch is None or not is_a(held, SEQUENCES):
         return []
     now, old = content_of(held), content_of(one.before)
-    if len(now) != len(old):
+    by, written = watch.changing.get(id(held), set()), indices_written(held)
+    is_apart = by <= _AT_THE_END and all(0 <= key < len(old) for key in written)
+    is_appended = bool(by and written) and is_apart and getattr(held, "maxlen", None) is None
+    if len(now) < len(old) or (not is_appended and (by or len(now) != len(old))):
         return []
-    known = {key % len(now) for key in indices_written(held)}
-    pairs = enumerate(zip(old, now, strict=True))
+    known = {key % len(now) for key in written}
+    pairs = enumerate(zip(old, now, strict=False))
     changes = (Change(held, place, *pair) for place, pair in pairs if pair[0] is not pair[1])
-    return [one for one in changes if one.key not in known or has_tracers(one.now)]
+    found = [one for one in changes if one.key not in known or has_tracers(one.now)]
+    if any(one.key not in known and any(one.now is item for item in old) for one in found):
+        return []  # items have moved
+    if is_appended and len(now) > len(old):
+        watch.length(held, max(written))
+        found.append(Change(held, APPENDED, old, now[len(old) :]))
+    return found
 
 
 def stored_in(one: Snapshot) -> Iterator[Change]:
@@ -200,6 +211,8 @@ def stored_in(one: Snapshot) -> Iterator[Change]:
     if isinstance(held, set):
         added = [item for item in now if item not in before]
         key, now = (None, now) if len(added) + len(old) > len(now) else (APPENDED, added)
+    elif indices_written(held):  # what it holds again may come from elsewhere
+        key = None
     else:
         key, now = _at_the_ends(now, old, getattr(held, "maxlen", None))
     yield Change(held, key, old, now)

@@ -8,6 +8,7 @@ Python costs precision and nothing else. Locals have all sources assigned to the
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 import types
 from collections import Counter
@@ -44,7 +45,9 @@ _MAY_STAY = ("JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
 def reading(code: types.CodeType) -> Reading:
     """Read a code object."""
     reader = _Reader(code)
-    for one in instructions(code):
+    steps = list(instructions(code))
+    for one, after in itertools.zip_longest(steps, steps[1:]):
+        reader.is_dropped = after is not None and after.opname == "POP_TOP"
         reader.step(one)
     known: dict[Source, Any] = {}
     uses = {
@@ -98,6 +101,8 @@ class _Reader:
         self.at: dict[int, list[Source]] = {}
         """The stack at the targets of jumps, by offset."""
         self.is_dead = False
+        self.is_dropped = False
+        """Set where the next instruction drops the result of a call."""
 
     def step(self, one: dis.Instruction) -> None:
         """Read an instruction by its rule."""
@@ -750,6 +755,18 @@ def _constant(r: _Reader, call: _Call) -> bool:
         r.use(("unless", call.called, ("whole", source)))
         r.use(("unless", call.called, ("given", call.called, source)))
     r.stack.append(("call", call.called, ()))
+    return True
+
+
+@_callee("pop", "popleft", table=_METHODS)
+def _pop(r: _Reader, call: _Call) -> bool:
+    """Read a call that takes an item away, where nobody looks at it."""
+    is_fixed = all(one is not None and one[0] == "const" for one in call.arguments)
+    if not r.is_dropped or call.is_spread or not is_fixed:
+        return False
+    r.uses[call.called] -= 1
+    r.use(("dropped", call.owner, call.called))
+    r.stack.append(None)
     return True
 
 

@@ -550,6 +550,19 @@ class Evaluator(Attributes):
             return self.value(place, frame, memo)
         return self.note_write(("counted", place), frame, memo)
 
+    def note_dropped(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """An item is taken away, and nobody looks at it. In a list of tensors it does not count."""
+        _, of, method = source
+        values = self.value(of, frame, memo)
+        if any(type(one) not in EXACT or not is_a(one, SEQUENCES) for one in values):
+            return self.value(method, frame, memo)
+        for value in filter(self.is_outside, values):
+            if not all(is_a(item, torch.Tensor) for item in value):
+                return self.value(method, frame, memo)
+            self.changing.setdefault(id(value), set()).add("pop")
+            self.effects.found.append("a write")
+        return ()
+
     def note_mutation(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A local is changed in place, as by `+=`: a container from outside is then another."""
         for value in filter(self.is_outside, self.value(source[1], frame, memo)):
@@ -788,6 +801,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "counted": Evaluator.note_write,
     "augmented": Evaluator.note_augmented,
     "mutated": Evaluator.note_mutation,
+    "dropped": Evaluator.note_dropped,
     "unless": Evaluator.unless_constant,
     "whole": Evaluator.whole_values,
     "given": Evaluator.given_values,

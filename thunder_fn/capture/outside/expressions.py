@@ -38,6 +38,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("before", place)            it is written here: the value that it had before counts
     ("counted", place)           it is written or deleted here, and its old value counts for nothing
     ("augmented", place, operator)  it is written by `+=` or another such operator
+    ("dropped", of, method)      a method takes an item away, at which nobody looks
     ("mutated", of)              it is changed in place, if it can be
     ("unless", target, source)   it counts unless the target is `constant`
     ("kinds", classes, of)       it is asked whether it is of one of these classes
@@ -180,6 +181,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             | "counted"
             | "augmented"
             | "mutated"
+            | "dropped"
             | "attr"
             | "item"
             | "in"

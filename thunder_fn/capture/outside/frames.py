@@ -120,8 +120,13 @@ class Observer(Protocol):
     def stopped(self) -> None:
         """Note that the user's function has returned or raised; its tracers live still."""
 
-    def length(self, container: Any) -> None:
-        """Guard the length of a list or deque outside, into which an index points."""
+    def length(self, container: Any, beyond: int | None = None) -> None:
+        """Guard the length of a list or deque outside, into which an index points, or that it goes
+        beyond an index.
+        """
+
+    def item_before(self, container: Any, index: int, value: Any) -> None:
+        """Guard an item of a list or deque outside that held a value before."""
 
     def note_cached(self) -> None:
         """Note the places in which cached properties keep tensors of the trace."""

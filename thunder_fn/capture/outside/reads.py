@@ -399,6 +399,11 @@ def length_of(value: Any) -> int:
     return int(builtin_of(value).__len__(value))
 
 
+def is_longer(value: Any, index: int) -> bool:
+    """Test for a container that has an item under an index."""
+    return length_of(value) > index
+
+
 def is_overridden(value: Any) -> bool:
     """Test for a container whose class answers for its length or items itself."""
     if not is_a(value, CONTAINERS):

@@ -28,9 +28,10 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.anew import asks_anew, is_baked, is_dropped, library_called, name_of
+from thunder_fn.capture.outside.answers import Question
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, constant, look
+from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
@@ -46,6 +47,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    is_longer,
     length_of,
 )
 from thunder_fn.capture.places import Snapshot
@@ -229,10 +231,17 @@ class Watch(Evaluator):
                 else:
                     self.edge("key", held, key, f"{path}[{key!r}]")
 
-    def length(self, container: Any) -> None:
-        """Guard the length of a list or deque outside, into which an index points."""
+    def length(self, container: Any, beyond: int | None = None) -> None:
+        """Guard the length of a list or deque outside, into which an index points, or that it goes
+        beyond an index.
+        """
         path = f"the length of {self.path(container, 'a list')}"
-        self.answer(functools.partial(length_of, container), (), path)
+        first = self.contents[id(container)].before if id(container) in self.contents else container
+        function: Any = length_of if beyond is None else is_longer
+        more = () if beyond is None else (beyond,)
+        ask = Question(function, (container, *more))
+        place = "answer", id(function), (id(container), *more)
+        self.edges.setdefault(place, Edge("answer", ask, None, function(first, *more), path))
 
     def unwritten(self) -> None:
         """Guard the places that the function may write to, and that hold still what they held. A
@@ -247,6 +256,12 @@ class Watch(Evaluator):
                 self.unwritten_tensor(kind, holder, key, path)
             elif is_a(old, (*PLAIN, *CONTAINERS)) and identity not in own:
                 self.edge(kind, holder, key, path)
+
+    def item_before(self, container: Any, index: int, value: Any) -> None:
+        """Guard an item of a list or deque outside that held a value before."""
+        path = f"{self.path(container, 'a list')}[{index}]"
+        place = "index", id(container), index
+        self.edges.setdefault(place, Edge("index", container, index, value, path))
 
     def any_items(self) -> Iterator[tuple[tuple[str, int, Any], tuple[Any, Any]]]:
         """The items of containers in which the function writes where nobody knows, with what they
