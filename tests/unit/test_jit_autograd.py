@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -15,7 +16,7 @@ from torch.testing import assert_close
 
 import thunder_fn as tfn
 from thunder_fn.api import trace
-from thunder_fn.errors import UnsupportedCall, UnsupportedOutput
+from thunder_fn.errors import MissingRule, UnsupportedCall, UnsupportedOutput
 from thunder_fn.interpreters.cheap_residuals import READ_WHOLE
 from thunder_fn.jitted import cache_info, jit, last_backward_traces, last_traces
 
@@ -476,3 +477,23 @@ def test_tensors_of_inference_mode_beside_what_requires_grad(name: str, cache: A
         return first, *torch.autograd.grad(first.pow(2).sum(), x)
 
     assert_close(derivatives(jit(OF_INFERENCE[name], cache=cache)), derivatives(OF_INFERENCE[name]))
+
+
+@pytest.mark.parametrize("number", [False, True, 0, 2, 1.5], ids=repr)
+@pytest.mark.parametrize(
+    "op", [torch.pow, torch.float_power, torch.xlogy, torch.special.xlog1py], ids=lambda op: op.__name__
+)
+def test_derivatives_of_ops_that_begin_with_a_number(op: Any, number: float) -> None:
+    """They are those of eager mode, or a missing rule; eager mode fails for `False ** x`."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return op(number, x)
+
+    x = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    try:
+        (expected,) = torch.autograd.grad(f(x).sum(), x)
+    except RuntimeError:
+        with contextlib.suppress(MissingRule):
+            tfn.jit(f)(x)
+    else:
+        torch.testing.assert_close(torch.autograd.grad(tfn.jit(f)(x).sum(), x), (expected,))

@@ -117,6 +117,10 @@ def call_inplace_twin(equation: Equation, read: Callable[[Var], Any]) -> tuple[A
     if twin is None or ops.is_collective(equation.op):  # autograd takes these for the identity
         raise NotImplementedError(f"{equation.op} has no in-place variant")
     (first, *rest), kwargs = python_args(equation, read)
+    if not isinstance(first, torch.Tensor):  # as of `2 ** x`
+        raise NotImplementedError(
+            f"{equation.op} begins with a number, which nothing is written to"
+        )
     return (twin(first.clone(), *rest, **kwargs),)
 
 
