@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
-from thunder_fn.errors import UnsupportedCall
+from thunder_fn.errors import AliasedMutation, UnsupportedCall
 
 EVENTS = {
     "on": lambda x, found: x.requires_grad_(),
@@ -217,3 +217,52 @@ def test_an_argument_that_is_a_result_is_detached_in_place(mode: Any) -> None:
         jitted = tfn.jit(f)
         for _ in range(2):
             assert found(jitted) == found(f)
+
+
+VIEWS = {  # two arguments in one memory
+    "a view": lambda x: (x, x.view(-1)),
+    "a row": lambda x: (x, x[0]),
+    "a row and its base": lambda x: (x[0], x),
+    "views of one base": lambda x: (x[0], x[0].view(-1)),
+    "detached": lambda x: (x, x.detach()),
+}
+OF_VIEWS = {
+    "on": lambda x, found: x.requires_grad_(),
+    "ask": lambda x, found: found.append(torch.tensor(5.0 if x.requires_grad else 7.0).double()),
+    "use": lambda x, found: found.append((x * x).sum()),
+    "write": lambda x, found: x.mul_(3.0),
+    "write without history": lambda x, found: x.detach().mul_(2.0),
+}
+OF_TWO = [(event, place) for event in OF_VIEWS for place in (0, 1)]
+
+
+def _with_views(wrap, events, views):
+    """Call a function of two tensors in one memory: its values, the tensors and their gradients."""
+
+    def f(*args):
+        found = [torch.ones(()).double()]
+        for event, place in events:
+            OF_VIEWS[event](args[place], found)
+        return found
+
+    args = VIEWS[views](torch.tensor([[1.5, -2.0], [0.5, 3.0]]).double())
+    found = wrap(f)(*args)
+    if (total := sum(found)).requires_grad:
+        total.backward()
+    flags = [x.requires_grad for x in args]
+    return [*(x.detach().clone() for x in (*found, *args)), *flags, *(x.grad for x in args if x.is_leaf)]
+
+
+@pytest.mark.parametrize("views", VIEWS)
+@pytest.mark.parametrize("first", OF_TWO, ids=lambda one: f"{one[0]} {one[1]}")
+def test_flags_of_tensors_with_views(first, views):
+    """A view from outside says what its base requires, which the function may set."""
+    for place, last in itertools.product((0, 1), OF_TWO):
+        events = (first, ("on", place), last)
+        with contextlib.suppress(RuntimeError):  # of eager mode
+            expected = _with_views(lambda f: f, events, views)
+            try:
+                found = _with_views(tfn.jit, events, views)
+            except (UnsupportedCall, AliasedMutation):
+                continue
+            assert len(found) == len(expected) and all(map(_same, found, expected)), (events, found, expected)

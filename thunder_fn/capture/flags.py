@@ -70,7 +70,7 @@ class Flags:
     computed from them, and `late` those for which it said so afterwards. `off` are those that
     require no grad any more, with their variables, and what is computed with instead: a constant
     for autograd. `begun` are the tensors from outside that require grad from the beginning because
-    the function will say so; until it does (`unsaid`), they answer that they do not.
+    the function will say so, and `said` has the flags that it has set, both by identity.
     """
 
     recorder: Recorder
@@ -79,31 +79,40 @@ class Flags:
     late: set[int] = field(default_factory=set[int])
     off: dict[int, tuple[torch.Tensor, Var, Atom]] = field(default_factory=dict)
     begun: dict[int, torch.Tensor] = field(default_factory=dict)
-    unsaid: set[int] = field(default_factory=set[int])
+    said: dict[int, bool] = field(default_factory=dict[int, bool])
 
-    def take(self, tensor: torch.Tensor, tracer: torch.Tensor, var: Var) -> None:
+    def take(self, tracer: torch.Tensor, var: Var) -> None:
         """Note the flag of a tensor from outside."""
-        self.given[id(tracer)] = tracer.requires_grad, var
-        if id(tensor) in self.begun:
-            self.unsaid.add(id(tracer))
+        with internals.no_torch_function():
+            self.given[id(tracer)] = tracer.requires_grad, var
 
     def set(self, tracer: torch.Tensor, call: Callable[[], Any]) -> Any:
         """Call a function of PyTorch that sets the flag of a tracer."""
-        self.unsaid.discard(id(tracer))
-        before = tracer.requires_grad
-        result = call()
-        if tracer.requires_grad != before and id(tracer) in self.given:
-            self._turn_on(tracer) if tracer.requires_grad else self._turn_off(tracer)
+        is_silent = self.answer(tracer) is False
+        with internals.no_torch_function():
+            before = tracer.requires_grad
+            result = call()
+            now = tracer.requires_grad
+        if id(tracer) in self.given:
+            self.said[id(self.recorder.outside_of(tracer))] = now
+            if now and (not before or is_silent):
+                self._turn_on(tracer)
+            elif before and not now:
+                self._turn_off(tracer)
         return result
 
-    def is_unsaid(self, tensor: torch.Tensor) -> bool:
-        """Test for a tensor that requires grad only because the function will say so."""
-        outer = self.recorder.outer
-        return (
-            id(tensor) in self.unsaid
-            or id(tensor) in self.begun
-            or (outer is not None and outer.flags.is_unsaid(tensor))
-        )
+    def answer(self, tensor: torch.Tensor) -> bool | None:
+        """The flag that a tensor from outside has now, if its tracer has another: that of one which
+        `begun` before the function says so, and of a view, which requires grad when its base does.
+        """
+        outside, outer = self.recorder.outside_of(tensor), self.recorder.outer
+        if (self.begun or self.said) and id(outside) not in self.said:
+            places = [id(one) for one in (outside, internals.base_of(outside))]
+            if any(self.said.get(one) for one in places):
+                return True
+            if any(one in self.begun for one in places):
+                return False
+        return None if outer is None else outer.flags.answer(outside)
 
     def _turn_off(self, tracer: torch.Tensor) -> None:
         var = self.recorder.var_of(tracer)
@@ -162,13 +171,30 @@ class Flags:
             what = _setting(self.recorder.type_of(found[0][0]), found[0][1])
             raise UnsupportedCall(what, source=source, fix=fix)
         early = [
-            (tensor, True)
+            tensor
             for tensor, tracer in pairs
             if id(tracer) in self.early and id(tensor) not in self.begun
         ]
         if early and can_set:
-            raise MustBegin([*((tensor, True) for tensor in self.begun.values()), *early])
+            self._check_views(early, pairs, source)
+            raise MustBegin([(tensor, True) for tensor in (*self.begun.values(), *early)])
         return found
+
+    def _check_views(
+        self,
+        early: Sequence[torch.Tensor],
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        source: Source | None,
+    ) -> None:
+        """Refuse writes to views from outside of tensors that are to require grad: eager PyTorch
+        gives a view the history of its base if it is read after a write.
+        """
+        for view, tracer in pairs:
+            base = next((one for one in early if one is internals.base_of(view)), None)
+            if base is not None and self.recorder.var_of(tracer) != self.given[id(tracer)][1]:
+                what = f"{_setting(self.recorder.type_of(base), True)}, and writes to a view of it"
+                fix = "Do one of these outside of the function, or write to a view that it makes."
+                raise UnsupportedCall(what, source=source, fix=fix)
 
     def forget(self) -> None:
         """Let go of everything."""
@@ -176,7 +202,7 @@ class Flags:
         self.early.clear()
         self.late.clear()
         self.off.clear()
-        self.unsaid.clear()
+        self.said.clear()
         self.begun = {}
         del self.recorder
 

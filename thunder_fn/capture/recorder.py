@@ -565,7 +565,7 @@ class Recorder:
             with internals.outside_torch_func():
                 tracer.requires_grad_(True)
         self._outside[id(tracer)] = tensor
-        self.flags.take(tensor, tracer, var)
+        self.flags.take(tracer, var)
         if requires_grad and not is_leaf:
             self.results_from_outside.append((tracer, internals.node_of(tracer), tensor))
         return tracer, var

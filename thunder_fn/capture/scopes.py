@@ -312,8 +312,8 @@ class ScopeMode(TorchFunctionMode):
                 args = (recorder.counterpart(args[0]), *args[1:])
         if func is Tensor.__len__ and recorder.lengths is not None:
             _note_length(recorder, args[0])
-        if func == _REQUIRES_GRAD and recorder.flags.is_unsaid(args[0]):
-            return False
+        if func == _REQUIRES_GRAD and (flag := recorder.flags.answer(args[0])) is not None:
+            return flag
         result = func(*args, **kwargs)
         return as_python(result) if recorder.symbolic and func in METADATA else result
 
