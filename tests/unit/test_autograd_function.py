@@ -914,6 +914,44 @@ def test_a_returned_view_of_an_input_lies_in_its_memory(function: Any, place: st
             torch.testing.assert_close(run(h), wanted)
 
 
+BITS: dict[str, Any] = {
+    "conjugate": lambda x: x.conj(),
+    "negative": torch._neg_view,
+    "both": lambda x: torch._neg_view(x.conj()),
+    "imaginary": lambda x: x.conj().imag,
+}
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize("is_inside", [True, False], ids=["made inside", "given"])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("function", [Returned, Rest])
+def test_a_returned_view_with_bits_lies_in_its_memory(
+    function: Any, bits: str, is_inside: bool, has_grad: bool
+) -> None:
+    """Law: it has the value and the bits of eager mode, and is changed with its input."""
+
+    def f(x: Tensor) -> list[Tensor]:
+        y = BITS[bits](x) if is_inside else x
+        found = function.apply(y)
+        return [found, found * 1j, found.conj(), x]
+
+    def run(h: Any) -> list[Any]:
+        w = torch.tensor([0.3 + 1j, 0.5 - 2j, 0.7 + 3j], dtype=torch.complex128, requires_grad=has_grad)
+        x = w * 1 if is_inside else BITS[bits](w * 1)
+        results = h(x)
+        grad = torch.autograd.grad(sum((one * one).sum().abs() for one in results), w)[0] if has_grad else w
+        found = [one.detach().resolve_conj().resolve_neg().clone() for one in results]
+        x.detach()[-1] += 1
+        flags = [(one.is_conj(), one.is_neg()) for one in results]
+        return [*found, *(one.detach().resolve_conj().resolve_neg() for one in results), flags, grad]
+
+    wanted = run(f)
+    for h in (tfn.jit(f), tfn.jit(f, cache="symbolic values")):
+        for _ in range(2):
+            torch.testing.assert_close(run(h), wanted)
+
+
 @pytest.mark.parametrize("function", [Returned, Rest])
 @pytest.mark.parametrize("written", [0, 1])
 def test_without_gradients_a_returned_view_is_an_ordinary_one(function: Any, written: int) -> None:

@@ -549,7 +549,7 @@ def bind_captured(
     traces, closures = close_bodies(bodies)
     values, captured = (*tensors, *closures), bodies[0]
     types = traces[0].output_types
-    results = bind(recorder, op, values, traces, types, captured.strides, **options)
+    results = [*bind(recorder, op, values, traces, types, captured.strides, **options)]
     for shared in captured.shared:
         source = tensors[shared.source] if isinstance(shared.source, int) else shared.source
         value = results[shared.result]
@@ -558,18 +558,23 @@ def bind_captured(
         if view is None:  # nobody writes to results of this package's own functions
             part(recorder, source, value, call.name)
         else:
-            with_memory_of(recorder, value, view, call.name)
-    return captured.result(results)
+            results[shared.result] = with_memory_of(recorder, value, view, call.name)
+    return captured.result(tuple(results))
 
 
 def with_memory_of(
     recorder: Recorder, value: torch.Tensor, view: torch.Tensor, name: str
 ) -> torch.Tensor:
-    """Give a result of a call, which has a history of its own, the memory of a view. Neither can be
-    changed where gradients are on, as in eager mode.
+    """Take a result of a call, which has a history of its own, in the memory of a view. Neither can
+    be changed where gradients are on, as in eager mode.
     """
+    bits = internals.bits_between(value, view)
+    for bit in bits:  # what lies in memory is the value without them
+        value, view = bit(value).resolve_conj().resolve_neg(), bit(view)
     recorder.history.set_data(value, view)
     part(recorder, view, value, name, is_linked=True)
+    for bit in bits:
+        value = bit(value)
     return value
 
 
