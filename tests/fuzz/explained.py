@@ -122,29 +122,20 @@ EXPLAINED = [
             r"(lambda r: r[:1].expand(r.shape))(\g<0>)",
         ),
     ),
-    Explained(
-        "torch.func raises the same; only the oracle that differentiates by copies goes on",
-        kind="raised|error",
-        why="modified by an inplace operation",
-        text=r"T\.",
-        instead=(r"\A", ""),
-        then="modified by an inplace operation",
-    ),
-    Explained(
-        "torch.func raises the same for what it splits of one result; only the oracle that stacks rows goes on",
-        kind="raised|error",
-        why="the output of a function that returns multiple views",
-        text=r"T\.",
-        instead=(r"\A", ""),
-        then="the output of a function that returns multiple views",
-    ),
-    Explained(
-        "torch.func raises the same; only the oracle whose values all require a gradient goes on",
-        kind="raised|error",
-        why="does not require grad and does not have a grad_fn",
-        text=r"T\.",
-        instead=(r"\A", ""),
-        then="does not require grad and does not have a grad_fn",
+    *(
+        Explained(
+            f"torch.func raises the same; only the oracle {which} goes on",
+            kind="raised|error",
+            why=why,
+            text=r"T\.",
+            instead=(r"\A", ""),
+            then=why,
+        )
+        for which, why in (
+            ("that differentiates by copies", "modified by an inplace operation"),
+            ("that stacks rows", "the output of a function that returns multiple views"),
+            ("whose values all require a gradient", "does not require grad and does not have a grad_fn"),
+        )
     ),
     Explained(
         "a write by a view of another dtype to a part of a view of a leaf; refused, as any other write to such a view is",
