@@ -266,3 +266,25 @@ def test_flags_of_tensors_with_views(first, views):
             except (UnsupportedCall, AliasedMutation):
                 continue
             assert len(found) == len(expected) and all(map(_same, found, expected)), (events, found, expected)
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x * 1, lambda x: x[0], lambda x: x.T[:, 1]])
+def test_nothing_is_detached_in_place_in_inference_mode(view, where):
+    """PyTorch does nothing there, and refuses no view, since it follows none."""
+
+    def f(x):
+        with torch.inference_mode() if where == "inside" else contextlib.nullcontext():
+            y = view(x)
+            z = y.detach_()
+        return [y * 3, z is y, x.requires_grad]
+
+    for is_on, is_leaf in itertools.product((False, True), repeat=2):
+        found = []
+        for h in (f, tfn.jit(f)):
+            x = torch.arange(4.0).view(2, 2).requires_grad_(is_on) * 1
+            x = x.detach().requires_grad_(is_on) if is_leaf else x
+            with torch.inference_mode() if where == "outside" else contextlib.nullcontext():
+                values = h(x)
+            found.append([values[0].detach() * 1, *values[1:], x.requires_grad])
+        assert all(map(_same, *found)), found

@@ -23,7 +23,12 @@ from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import Constant
 from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
-from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type
+from thunder_fn.capture.outside.properties import (
+    PROPERTIES,
+    answer,
+    check_type,
+    is_inference_mode,
+)
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.cast_inside import CAST_INSIDE
@@ -158,7 +163,10 @@ def _set_data(x: Tensor, value: Tensor) -> None:
 def _detach_in_place(x: Tensor) -> Tensor:
     """`x.detach_()`: views of x keep their history. At a level of torch.func autograd alone is
     concerned. An argument with a conjugate or negative bit is a view inside, and none outside.
+    PyTorch does nothing in inference mode.
     """
+    if not is_wrapped(x) and is_inference_mode(_recorder()):
+        return x
     has_bits = not is_wrapped(x) and (x.is_conj() or x.is_neg())
     is_view_here = has_bits and _recorder().history.is_given(x)
     if getattr(x, "is_own_view", False) or is_view_here:

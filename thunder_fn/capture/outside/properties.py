@@ -298,7 +298,7 @@ def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[
         return (
             natural()
             if name == "storage_offset"
-            else name == "is_inference" and _is_inference_mode(recorder)
+            else name == "is_inference" and is_inference_mode(recorder)
         )
     outside, is_same = known
     found = recorder.properties.look_at(outside, name, FOUND[name])
@@ -362,7 +362,8 @@ def _agreed(recorder: Recorder, name: str, found: Any, here: Any, result: Any) -
     return result
 
 
-def _is_inference_mode(recorder: Recorder) -> bool:
+def is_inference_mode(recorder: Recorder) -> bool:
+    """Test for inference mode, of the function's own or around it."""
     name = "is_inference_mode_enabled"
     if recorder.call.inference:
         return recorder.call.inference[-1]
@@ -375,7 +376,7 @@ def _is_inference(recorder: Recorder, tensor: Tensor) -> bool:
     """Test for inference mode or a tensor made in it: nobody keeps track of views there."""
     own = recorder.properties.owner_of(tensor)
     return (
-        _is_inference_mode(recorder)
+        is_inference_mode(recorder)
         if own is None
         else _of_memory(recorder, "is_inference", own, bool)
     )
