@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -234,6 +235,15 @@ def changed_argument() -> object:
         return data.x
 
     return tfn.jit(f)(_Data(X))
+
+
+@error
+def made_object() -> object:
+    def f(layers: SimpleNamespace) -> torch.Tensor:
+        layers.all.append(SimpleNamespace(keys=X * 2))
+        return layers.all[0].keys
+
+    return tfn.jit(f)(SimpleNamespace(all=[]))
 
 
 class _Result:

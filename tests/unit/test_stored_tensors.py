@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import thunder_fn as tfn
+from thunder_fn.errors import UnsupportedCall
 
 Places = types.SimpleNamespace
 
@@ -459,3 +460,63 @@ def test_a_tensor_is_stored_where_it_was_already(
     (found, step), (expected, _) = run(wrap), run(lambda f: f)
     assert str(found) == str(expected)
     assert tfn.cache_info(step).misses <= 4 or use in (_slice, _any_key, _state)  # which count by all that they hold
+
+
+class _Layer:
+    def __init__(self, x: Tensor) -> None:
+        self.keys = x * 2
+
+
+def _cache() -> Places:
+    return Places(layers=[], by={}, last=None, deep=[[]])
+
+
+MAKING: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], _Layer]]] = {
+    "append": (lambda c, x: c.layers.append(_Layer(x)), lambda c: c.layers[-1]),
+    "extend": (lambda c, x: c.layers.extend([_Layer(x)]), lambda c: c.layers[-1]),
+    "deep": (lambda c, x: c.deep[0].append(_Layer(x)), lambda c: c.deep[0][-1]),
+    "entry": (lambda c, x: c.by.update(a=_Layer(x)), lambda c: c.by["a"]),
+    "attribute": (lambda c, x: setattr(c, "last", _Layer(x)), lambda c: c.last),
+    "new attribute": (lambda c, x: setattr(c, "new", _Layer(x)), lambda c: c.new),
+    "in a new list": (lambda c, x: setattr(c, "last", [_Layer(x)]), lambda c: c.last[0]),
+}
+"""Objects with tensors that a function stores in an argument."""
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_an_object_of_its_own_with_tensors_in_an_argument_is_refused(name: str) -> None:
+    store, get = MAKING[name]
+    cache = _cache()
+
+    def f(x: Tensor, cache: Places) -> Tensor:
+        store(cache, x)
+        return get(cache).keys.sin()
+
+    with pytest.raises(UnsupportedCall, match="stores a _Layer of its own in an argument"):
+        tfn.jit(f)(torch.ones(2), cache)
+    assert cache == _cache()
+
+
+def test_objects_that_are_gone_or_hold_no_tensors_of_the_trace_may_be_made() -> None:
+    def f(x: Tensor, cache: Places) -> Tensor:
+        cache.layers.append(_Layer(x))
+        cache.last = Places(keys=3)
+        return cache.layers.pop().keys
+
+    cache, g = _cache(), tfn.jit(f)
+    for rows in (2, 2, 3):
+        torch.testing.assert_close(g(torch.ones(rows), cache), torch.full((rows,), 2.0))
+    assert not cache.layers
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compile_runs_a_function_that_fills_a_cache_with_objects() -> None:
+    def f(x: Tensor, cache: Places) -> Tensor:
+        cache.layers.append(_Layer(x))
+        return sum(one.keys.sum() for one in cache.layers)
+
+    mine, its, g = _cache(), _cache(), tfn.compile(f)
+    for _ in range(3):
+        x = torch.randn(2)
+        torch.testing.assert_close(g(x, mine), f(x, its))
+    torch.testing.assert_close([one.keys for one in mine.layers], [one.keys for one in its.layers])

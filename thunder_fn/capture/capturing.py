@@ -19,8 +19,8 @@ from thunder_fn.capture.aliases import Alias, aliases_of, joints_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import (
     changes_of,
-    check_numbers,
     check_results,
+    check_stored,
     effects_of,
     feeds_of,
     grads_read,
@@ -410,7 +410,7 @@ class _Attempt:
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
         pairs = self.pairs(tracers)
         flags = recorder.flags.settle(pairs, source_of(f))
-        check_numbers(recorder)
+        check_stored(recorder, self.leaves)
         stored = dict[int, Atom]()
         effects = tuple(effects_of(recorder, positions, name, stored, self.asked.stores, flags))
         kept = () if recorder.kept is None else recorder.kept.state()

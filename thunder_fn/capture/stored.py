@@ -112,16 +112,22 @@ def around(f: Any) -> Iterator[Snapshot]:
     """Note what the containers, cells and objects hold that a function closes over. Those that
     the function around it has made are no places outside, as long as that one is traced.
     """
+    for value in reached(f):
+        if type(value) is types.CellType:
+            yield Snapshot(value, look("cell", value, None))
+        if is_a(value, HOLDERS):
+            yield snapshot(value)
+
+
+def reached(f: Any) -> Iterator[Any]:
+    """The values that a value holds or closes over, directly or not, and itself."""
     waiting, met = deque[Any]([f]), dict[int, Any]()
     while waiting and len(met) < _MANY:
         value = waiting.popleft()
         if id(value) in met or is_a(value, _OTHERS):
             continue
         met[id(value)] = value
-        if type(value) is types.CellType:
-            yield Snapshot(value, look("cell", value, None))
-        if is_a(value, HOLDERS):
-            yield snapshot(value)
+        yield value
         waiting += _parts_of(value)
 
 
@@ -255,6 +261,15 @@ def has_tracers(value: Any) -> bool:
     kinds = set(map(type, leaves_in(value)))
     is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
     return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
+
+
+def new_object(before: Any, now: Any) -> Any:
+    """An object with tensors of the trace in its attributes, in the second value and not in the
+    first; None if there is none.
+    """
+    known = set(map(id, leaves_in(before)))
+    others = (one for one in leaves_in(now) if id(one) not in known and not is_a(one, _OTHERS))
+    return next((one for one in others if has_tracers(dict_of(one))), None)
 
 
 def holds_numbers(value: Any) -> bool:
