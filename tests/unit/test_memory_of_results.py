@@ -174,6 +174,20 @@ def test_out_that_others_show_keeps_its_size(name: str) -> None:
         tfn.jit(lambda x: RESIZED[name](torch.zeros(3), x))(torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("view", [lambda y: y[1], lambda y: y[torch.tensor(1)], torch.unbind, lambda y: y.split(2)])
+def test_out_that_a_view_shows_to_the_end_keeps_its_size(view: Callable[[Tensor], Any]) -> None:
+    """The view, which the new size has no place for, is alive when the capture ends."""
+
+    def f(x: Tensor) -> Any:
+        out = x * 1
+        held = view(out)
+        torch.sum(x, 0, out=out)
+        return out, held
+
+    with pytest.raises(UnsupportedCall, match="another tensor shows its memory"):
+        tfn.jit(f)(torch.arange(3.0))
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("make", (lambda x: x.sum(), lambda x: x[:1].sin()))
 def test_out_that_has_a_history_keeps_its_size(make: Callable[[Tensor], Tensor]) -> None:

@@ -333,11 +333,11 @@ class Recorder:
 
     def _last_var_of(self, tracer: torch.Tensor) -> Var | None:
         """The variable that a tracer stands for at the end; None if writes to its memory wait for
-        what is over: a level of torch.func, or an inference mode.
+        what is over: a level of torch.func, or an inference mode; or its memory has been resized.
         """
         try:
             return self.var_of(tracer)
-        except (EscapedTracer, RuntimeError):
+        except (EscapedTracer, RuntimeError, IndexError):
             return None
 
     @contextmanager
