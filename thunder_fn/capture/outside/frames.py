@@ -59,6 +59,7 @@ _MACHINERY = frozenset(
         "typing_extensions",
         "hypothesis",
         "_pytest",
+        "pluggy",
     )
 )
 _HAS_MONITORING = sys.version_info >= (3, 12)
