@@ -5,6 +5,7 @@ begin and end.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import sys
 import types
@@ -478,6 +479,8 @@ def _resize_out(recorder: Recorder, out: Any) -> None:
     is_followed = out.requires_grad
     internals.become(out, new)
     del new, memory
+    if is_alive():
+        gc.collect()  # what PyTorch asks for the first time may leave tensors in cycles
     if is_followed or linked or is_alive():
         why = (
             "its history is of the old shape" if is_followed else "another tensor shows its memory"

@@ -79,6 +79,7 @@ _KNOWN = {
 }
 
 
+_TOOLS = ("_pytest", "pluggy", "hypothesis")
 _WORDS = frozenset(("environ", *(name for _, names in _NAMES for name in names.split())))
 _ANSWERED = frozenset(
     id(code)
@@ -102,8 +103,11 @@ def answers_anew(function: Any) -> bool:
 
 
 def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
-    """Test whether code of a library, with these globals, names such a function."""
-    if not is_stateful(names.get("__name__", ""), code.co_name):
+    """Test whether code of a library, with these globals, names such a function. What a test tool
+    asks to report a failed assertion is of no interest.
+    """
+    module = names.get("__name__", "")
+    if module.startswith(_TOOLS) or not is_stateful(module, code.co_name):
         return False
     may_ask = any(name in _WORDS or id(names.get(name)) in _KNOWN for name in code.co_names)
     return may_ask and any(map(_is_asking, reading(code).settled, itertools.repeat(names)))
