@@ -383,6 +383,14 @@ def write(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
+def write_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a tensor its new value by `.data`, of which autograd knows nothing: a graph that has
+    saved the tensor takes the new value.
+    """
+    with torch.no_grad():
+        write(target if is_wrapped(target) else target.data, value)
+
+
 def rebind(target: torch.Tensor, value: torch.Tensor, *others: Any) -> None:
     """Give a tensor the memory of its new value; of a program, whose memory may be used again, if
     one of its other arguments and results lies there.
@@ -411,7 +419,7 @@ def _change(one: Write, target: torch.Tensor, value: torch.Tensor) -> None:
     if one.strides is not None:
         restride(target, one.strides)
     if one.rebinds or one.has_values:
-        put = rebind if one.rebinds else write
+        put = rebind if one.rebinds else write if one.is_counted else write_data
         put(target if recorder is None else recorder.lift(target), value)
 
 

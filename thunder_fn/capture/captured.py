@@ -26,12 +26,19 @@ class Write:
         same memory.
     `rebinds`: the tensor gets other memory, as by `x.data = y`, and its own keeps its content.
     `has_values`: values are written to memory. Those of a tensor whose elements overlap never are.
+    `is_counted`: autograd's version counter knows of it. It does not know of one by `x.data`.
     """
 
     target: int | torch.Tensor
     strides: tuple[int, ...] | None = None
     rebinds: bool = False
     has_values: bool = True
+    is_counted: bool = True
+
+    @property
+    def is_in_place(self) -> bool:
+        """Test for a write to the memory of the tensor, of which autograd knows."""
+        return self.is_counted and not self.rebinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ def _written(
         write = dataclasses.replace(write, rebinds=True)
     with internals.no_torch_function():
         is_leaf = recorder.kept is not None and tracer.is_leaf and tracer.requires_grad
+        write = dataclasses.replace(write, is_counted=tracer._version > 0)
     # what is written to a leaf is a constant for autograd, which a jitted function's caller knows
     return [(write, recorder.stopped(after) if is_leaf else recorder.history.read(after))]
 

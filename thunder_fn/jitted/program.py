@@ -25,6 +25,7 @@ from thunder_fn.capture.apply import (
     restride,
     write,
     write_back,
+    write_data,
     write_to_result,
 )
 from thunder_fn.capture.capturing import beginning
@@ -278,7 +279,7 @@ def _lowered(
     places = places_of(targets, len(tensors) + len(numbers) + len(feeds), constants)
     pairs = zip(places, captured.writes, strict=True)
     writes = (
-        *(None if write.rebinds else place for place, write in pairs),
+        *(place if write.is_in_place else None for place, write in pairs),
         *(None for _ in range(captured.num_effects)),
     )
     executors = options.executors_of(closed)
@@ -708,6 +709,8 @@ class _Execution:
                 continue
             if one.rebinds:
                 change = f"{self.names.bind(rebind, 'rebind')}({target}, {value}, {others})"
+            elif not one.is_counted:
+                change = f"{self.names.bind(write_data, 'write_data')}({target}, {value})"
             yield f"    if {value} is not {target}: {change}"
 
     def fed(self) -> Iterator[tuple[str, str]]:

@@ -46,13 +46,19 @@ from thunder_fn.structured.shared.custom_calls import Call
 
 class ChangesInputs(CaptureError):
     """An autograd function changes its inputs in place: which tensors, and which outputs their
-    new values are. `is_marked`: it says so to autograd, by `mark_dirty`.
+    new values are. `is_marked`: it says so to autograd, by `mark_dirty`. `is_counted`: autograd's
+    version counters know of a change, as they do of all that are not by `.data`.
     """
 
-    def __init__(self, places: tuple[tuple[int, int], ...], *, is_marked: bool = True) -> None:
+    def __init__(
+        self,
+        places: tuple[tuple[int, int], ...],
+        *,
+        is_marked: bool = True,
+        is_counted: bool = True,
+    ) -> None:
         super().__init__("an autograd function changes its input in place")
-        self.places = places
-        self.is_marked = is_marked
+        self.places, self.is_marked, self.is_counted = places, is_marked, is_counted
 
 
 @dataclass(frozen=True)
@@ -729,7 +735,8 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInpu
     if not is_flat or not all(isinstance(i, int) and i in same for i in written):
         return None
     places = tuple((i, same[i]) for i in written if isinstance(i, int))
-    return ChangesInputs(places, is_marked=False)
+    is_counted = any(one.is_counted for one in captured.writes)
+    return ChangesInputs(places, is_marked=False, is_counted=is_counted)
 
 
 def _apply_in_place(
@@ -750,7 +757,8 @@ def _apply_in_place(
     for index, place in changes.places:
         target, value = tensors[index], outputs[place]
         with torch.set_grad_enabled(has_gradients and changes.is_marked):
-            outputs[place] = target.copy_(value)
+            (target if changes.is_counted else target.data).copy_(value)
+        outputs[place] = target
         if not has_gradients:
             outputs[place] = target.detach()
         elif not changes.is_marked:

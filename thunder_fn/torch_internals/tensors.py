@@ -150,14 +150,16 @@ class _Result(torch.autograd.Function):
 
 def become_results(tensors: Iterable[torch.Tensor]) -> None:
     """Make the floating and complex tensors among these require grad and be no leaves: they may
-    be changed in place.
+    be changed in place. That counts as no write to them.
     """
     with torch.enable_grad(), outside_torch_func(), _disable_current_modes():
         chosen = [
             x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())
         ]
         if chosen:
+            before = tuple(x._version for x in chosen)
             _Result.apply(torch.empty(0, requires_grad=True), *chosen)
+            torch._C._autograd._unsafe_set_version_counter(tuple(chosen), before)
 
 
 def is_write_to_leaf(error: BaseException | None) -> bool:
