@@ -190,18 +190,23 @@ def test_memory_is_a_timeline_that_leads_to_equations(made: Any, opened: Any) ->
     assert tab.locator(".row.selected").count() == 1
 
 
+PICTURE = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(
+    () => done(document.querySelector('.memory canvas').toDataURL()))))"""
+"""The memory chart once it is drawn. It may be drawn anew at any time, so a screenshot may lose its element."""
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_charts_draw_the_step_that_is_chosen(name: str, made: Any, opened: Any) -> None:
     """They name it, have its peak and its ops, and lead to its own equations."""
     found, page = made(name)
     tab = opened(page)
-    drawn: dict[tuple[str, int], bytes] = {}
+    drawn: dict[tuple[str, int], str] = {}
     for position, (step, memory) in enumerate(zip(found.steps, memories_of(found), strict=True)):
         steps(tab).nth(position).click()
         text = tab.locator(".tabs .quiet").inner_text()
         assert step.name in text and f"peak {bytes_text(memory.peak)}" in text
         assert ("op by op" in text) == (step.program is None)
-        drawn.setdefault((bytes_text(memory.peak), len(memory.names)), tab.locator(".memory canvas").screenshot())
+        drawn.setdefault((bytes_text(memory.peak), len(memory.names)), tab.evaluate(PICTURE))
         tab.keyboard.press("g")
         pair = [at for at, one in enumerate(found.steps) if one.kind == step.kind in ("split", "program")]
         reached = tab.evaluate(
