@@ -351,6 +351,22 @@ def side_effects() -> bool:
 
 
 @different
+def data_after_use() -> bool:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x * w).sum()
+        w.data.mul_(2)
+        return y
+
+    def gradient(g: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x, w = torch.ones(2, requires_grad=True), torch.ones(2)
+        (found,) = torch.autograd.grad(g(x, w), x)
+        return found
+
+    before, after = torch.ones(2), torch.full((2,), 2.0)
+    return torch.equal(gradient(tfn.jit(f)), before) and torch.equal(gradient(f), after)
+
+
+@different
 def replaced_method() -> bool:
     step, sin = tfn.jit(lambda x: x.sin()), torch.Tensor.sin
     step(X)

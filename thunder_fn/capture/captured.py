@@ -37,8 +37,8 @@ class Write:
 
     @property
     def is_in_place(self) -> bool:
-        """Test for a write to the memory of the tensor, of which autograd knows."""
-        return self.is_counted and not self.rebinds
+        """Test for values that a program may write to the memory itself, by ops that count."""
+        return self.has_values and self.is_counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def _written(
         write = dataclasses.replace(write, rebinds=True)
     with internals.no_torch_function():
         is_leaf = recorder.kept is not None and tracer.is_leaf and tracer.requires_grad
-        write = dataclasses.replace(write, is_counted=tracer._version > 0)
+        is_counted = write.strides is not None or tracer._version > 0
+    write = dataclasses.replace(write, is_counted=is_counted)
     # what is written to a leaf is a constant for autograd, which a jitted function's caller knows
     return [(write, recorder.stopped(after) if is_leaf else recorder.history.read(after))]
 

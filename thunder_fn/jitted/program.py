@@ -279,7 +279,7 @@ def _lowered(
     places = places_of(targets, len(tensors) + len(numbers) + len(feeds), constants)
     pairs = zip(places, captured.writes, strict=True)
     writes = (
-        *(place if write.is_in_place else None for place, write in pairs),
+        *(None if write.rebinds else place for place, write in pairs),
         *(None for _ in range(captured.num_effects)),
     )
     executors = options.executors_of(closed)
@@ -289,7 +289,8 @@ def _lowered(
     if bridged is None:  # without a history, only values count
         valued = zip(writes, captured.writes, strict=False)
         count = len(captured.writes)
-        writes = (*(place if one.has_values else None for place, one in valued), *writes[count:])
+        in_place = (place if one.is_in_place else None for place, one in valued)
+        writes = (*in_place, *writes[count:])
     return _Execution(captured, closed, constants, writes, call, bridged, executors, symbolic)
 
 
