@@ -80,7 +80,7 @@ _KNOWN = {
 
 
 _TOOLS = ("_pytest", "pluggy", "hypothesis")
-_WORDS = frozenset(("environ", *(name for _, names in _NAMES for name in names.split())))
+_WORDS = frozenset(name for _, names in _NAMES for name in names.split())
 _ANSWERED = frozenset(
     id(code)
     for function in (*ASKED_AGAIN.values(), os.getenv)
@@ -104,7 +104,8 @@ def answers_anew(function: Any) -> bool:
 
 def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
     """Test whether code of a library, with these globals, names such a function. What a test tool
-    asks to report a failed assertion is of no interest.
+    asks to report a failed assertion is of no interest. The environment is a library's
+    configuration: `torch.cuda.is_available` reads it.
     """
     module = names.get("__name__", "")
     if module.startswith(_TOOLS) or not is_stateful(module, code.co_name):
@@ -114,8 +115,7 @@ def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
 
 
 def _is_asking(source: Source, names: dict[str, Any]) -> bool:
-    value = _value(source, names)
-    return id(value) in _KNOWN or value is os.environ
+    return id(_value(source, names)) in _KNOWN
 
 
 def _value(source: Source, names: dict[str, Any]) -> Any:
