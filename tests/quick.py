@@ -186,6 +186,7 @@ EVERY = {
     "unit/test_outside.py::test_a_change_is_seen_and_nothing_else_is": 3,
     "unit/test_outside_idioms.py::test_what_is_read_by_any_idiom_counts": 4,
     "unit/test_outside_idioms.py::test_what_the_function_makes_is_not_from_outside": 4,
+    "unit/test_outside_statements.py::test_what_is_read_in_any_statement_counts": 5,
     "unit/test_outside_table.py::test_torch_compile": 3,
     "unit/test_overlaps.py::test_an_operand_that_is_written_over_is_read_before": 3,
     "unit/test_packed.py::test_modules_of_packed_sequences": 3,

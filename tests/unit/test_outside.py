@@ -208,9 +208,9 @@ def test_a_name_of_a_library_may_be_bound_anew(
         (lambda: functools.partial(time.time)(), "time.time"),
         (lambda: socket.gethostname().count("a"), "socket.gethostname"),
         (lambda: subprocess.Popen([sys.executable, "-V"]).wait() or 1, "subprocess.Popen"),
-        (lambda: HERE.exists(), "pathlib.Path.exists"),
-        (lambda: len(HERE.read_text()), "pathlib.Path.read_text"),
-        (lambda: len(Path(__file__).read_text()), "pathlib.Path.read_text"),
+        (lambda: HERE.exists(), r"pathlib\..*\.exists"),
+        (lambda: len(HERE.read_text()), r"pathlib\..*\.read_text"),
+        (lambda: len(Path(__file__).read_text()), r"pathlib\..*\.read_text"),
         (lambda: random.SystemRandom().random(), "random.SystemRandom.random"),
         (lambda: len(subprocess.check_output([sys.executable, "-V"])), "subprocess.check_output"),
         (lambda: uuid.uuid4().int % 7, "uuid.uuid4"),
@@ -218,7 +218,7 @@ def test_a_name_of_a_library_may_be_bound_anew(
         (lambda: logging.makeLogRecord({}).created, "logging.makeLogRecord"),
         (lambda: np.load("a.npy").sum().item(), "numpy.load"),
         (lambda: torch.load("a.pt")["k"], "torch.serialization.load"),
-        (lambda: sum(1 for _ in HERE.parent.rglob("test_out*.py")), "pathlib.Path.rglob"),
+        (lambda: sum(1 for _ in HERE.parent.rglob("test_out*.py")), r"(pathlib|glob)\..*"),
         (lambda: open(HERE).close() or 1, "open"),
         (lambda: secrets.randbelow(3), "secrets.randbelow"),
         (lambda: len(contextvars.copy_context()), "contextvars.copy_context"),
@@ -882,6 +882,25 @@ def test_what_an_import_runs_is_no_part_of_the_function(monkeypatch: pytest.Monk
         for name in ("a_library_that_draws", "a_package_that_draws"):
             sys.modules.pop(name, None)
         frames.is_machinery.cache_clear()
+
+
+def test_what_is_imported_may_come_go_and_be_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        try:
+            import a_module_that_goes  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            return x
+        return x * a_module_that_goes.k
+
+    jitted, name = jit(f), "a_module_that_goes"
+    for module in (SimpleNamespace(k=2.0), SimpleNamespace(k=3.0), None, type("A", (), {"k": 4.0})):
+        monkeypatch.setitem(sys.modules, name, module)
+        assert torch.equal(jitted(X), f(X)) and torch.equal(jitted(X), f(X))
+        if module is not None:
+            module.k = 5.0
+            assert torch.equal(jitted(X), f(X))
+        monkeypatch.delitem(sys.modules, name)
+        assert torch.equal(jitted(X), f(X))
 
 
 def test_watching_runs_no_code_of_the_user() -> None:

@@ -110,12 +110,20 @@ def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
     module = names.get("__name__", "")
     if module.startswith(_TOOLS) or not is_stateful(module, code.co_name):
         return False
-    may_ask = any(name in _WORDS or id(names.get(name)) in _KNOWN for name in code.co_names)
-    return may_ask and any(map(_is_asking, reading(code).settled, itertools.repeat(names)))
+    if not any(name in _WORDS or id(names.get(name)) in _KNOWN for name in code.co_names):
+        return False
+    is_named = any(map(_is_asking, reading(code).settled, itertools.repeat(names)))
+    return is_named or any(_is_of_class(name, names) for name in _WORDS.intersection(code.co_names))
 
 
 def _is_asking(source: Source, names: dict[str, Any]) -> bool:
     return id(_value(source, names)) in _KNOWN
+
+
+def _is_of_class(name: str, names: dict[str, Any]) -> bool:
+    """Test whether a class of a module holds such a function by this name, as a static method."""
+    classes = (vars(one) for one in tuple(names.values()) if isinstance(one, type))
+    return any(id(getattr(one.get(name), "__func__", None)) in _KNOWN for one in classes)
 
 
 def _value(source: Source, names: dict[str, Any]) -> Any:

@@ -271,8 +271,9 @@ def _nothing(r: _Reader, one: dis.Instruction) -> None:
     """Read an instruction that leaves the stack as it is."""
 
 
-@_instruction("LOAD_GLOBAL", "LOAD_NAME")
+@_instruction("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 def _load_global(r: _Reader, one: dis.Instruction) -> None:
+    r.pop("_DICT_" in one.opname)
     has_null = one.opname == "LOAD_GLOBAL" and (one.arg or 0) & 1
     if has_null and not _NEW_NULL:
         r.stack.append(None)
@@ -288,6 +289,7 @@ def _load_closure(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 def _load_deref(r: _Reader, one: dis.Instruction) -> None:
+    r.pop("_DICT_" in one.opname)
     r.push(r.place(one.argval))
 
 

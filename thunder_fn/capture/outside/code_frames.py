@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Frame:
             back,
             known,
         )
-        self.locals: list[dict[str, Any]] = [dict(frame.f_locals)]
+        self.locals: list[dict[str, Any]] = [locals_of(frame)]
         self.returned: dict[int, tuple[Any, types.CodeType]] = {}
         self.cells: dict[str, types.CellType] = {}
         self.is_library, self.line = (
@@ -71,6 +72,17 @@ def callers(frame: Frame | None) -> Iterator[Frame]:
     while frame is not None:
         yield frame
         frame = frame.back
+
+
+def locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """The locals of a frame now, and what is in its cells. The body of a class does not show the
+    variables of the functions around it: the frame in which it is run has them.
+    """
+    found, names = dict(frame.f_locals), frame.f_code.co_freevars
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED or not names or frame.f_back is None:
+        return found
+    around = locals_of(frame.f_back)
+    return {name: around[name] for name in names if name in around} | found
 
 
 @dataclass(slots=True, eq=False)

@@ -375,13 +375,13 @@ class Evaluator(Attributes):
         package = frame.globals.get("__package__") or ""
         path = ".".join([*package.split(".")[: 1 - level or None], name]) if level else name
         path = path if is_whole else path.partition(".")[0]
-        module = sys.modules.get(path)
-        if not is_a(module, types.ModuleType):
+        module = sys.modules.get(path, ABSENT)
+        if module is ABSENT:
             self.missing.add(path)
             return ()
-        if not is_library_module(module):
-            self.edge("key", sys.modules, path, f"the module {path}")
-        return (module,)
+        if is_a(module, types.ModuleType) and is_library_module(module):
+            return (module,)
+        return (self.reach(self.edge("key", sys.modules, path, f"the module {path}"), path),)
 
     def field_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values in the attributes of an object."""

@@ -30,7 +30,7 @@ from thunder_fn.capture.numbers.types_asked import type_error
 from thunder_fn.capture.outside.anew import asks_anew, is_baked, is_dropped, library_called, name_of
 from thunder_fn.capture.outside.answers import Question
 from thunder_fn.capture.outside.bytecode import reading
-from thunder_fn.capture.outside.code_frames import Frame
+from thunder_fn.capture.outside.code_frames import Frame, locals_of
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
@@ -133,7 +133,7 @@ class Watch(Evaluator):
             mine.back.returned[id(value)] = value, mine.code
         if not mine.returned and not mine.reading.moving:
             return
-        mine.locals.append(frame.f_locals)
+        mine.locals.append(locals_of(frame))
         is_new = bool(mine.returned) and (mine.waits or not mine.touched.isdisjoint(self.written))
         self.evaluate(mine, is_moving=not is_new)
 
