@@ -18,6 +18,10 @@ from thunder_fn.capture.recorded import Decision
 from thunder_fn.ir.trace import Dim, Trace
 
 
+_ZEROS: dict[type, Any] = {bool: 0, int: 0, float: 0.0, complex: 0j}
+"""The tangents of numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """A mutation by the function: of an input of the trace, by index, or of a closed-over tensor.
@@ -128,6 +132,11 @@ class Captured:
         targets = (write.target for write in self.writes if not write.rebinds)
         return [one for one in targets if not isinstance(one, int) or one < count]
 
+    def source_of(self, result: int) -> int | torch.Tensor | None:
+        """The input or closed-over tensor that a result, by position, is; None for another one."""
+        same = (one.source for one in self.shared if one.is_same and one.result == result)
+        return next(same, None)
+
     @property
     def num_effects(self) -> int:
         """The number of the trace's outputs that are stored in places outside."""
@@ -139,21 +148,10 @@ class Captured:
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
         """Build the result's tangent from those of its tensors; that of a Python number is zero."""
-        zeros = map(_without_value, self.out_leaves)
+        zeros = (_ZEROS.get(type(leaf), leaf) for leaf in self.out_leaves)
         return pytree.unflatten(self.out_spec, pytree.filled(zeros, outputs))
 
     def paths(self, root: str = "out") -> list[str]:
         """The path of each tensor of the result, such as `out['w']`."""
         paths = pytree.paths_of(self.out_spec, root)
         return [path for path, leaf in zip(paths, self.out_leaves, strict=True) if leaf is TENSOR]
-
-
-def _without_value(leaf: Any) -> Any:
-    """Zero for a number; anything else as it is."""
-    return (
-        type(leaf)()
-        if type(leaf) in (int, float, complex)
-        else 0
-        if isinstance(leaf, bool)
-        else leaf
-    )

@@ -304,7 +304,7 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     call = read_call(options, args, kwargs)
     captured, traces = capture_call(jitted.fn, options, call)
     body, closures = close_over(traces[-1])
-    inputs = [tensor for _, tensor in call.tensors]
+    inputs = call.values
     recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):
         operands = before_writes(captured, inputs)
@@ -371,7 +371,7 @@ def _execute(entry: Entry, call: Call) -> Any:
     Function modes see the function when it is traced, so what they do is part of the program.
     """
     if entry.clash is not None:
-        tensors = [tensor for _, tensor in call.tensors]
+        tensors = call.values
         if entry.clash(*tensors):
             entry.check_clash(tensors)
     with internals.without_function_modes():

@@ -55,6 +55,11 @@ class Call:
             (i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)
         )
 
+    @property
+    def values(self) -> tuple[torch.Tensor, ...]:
+        """The tensor leaves."""
+        return tuple(tensor for _, tensor in self.tensors)
+
 
 def read_call(options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Take a call apart.

@@ -92,7 +92,7 @@ def explain(
     captured, traces = capture_call(fn, options, call)
     closed, constants = close_over(traces[-1])
     executors = options.executors_of(closed)
-    tensors = (*(tensor for _, tensor in call.tensors), *constants)
+    tensors = (*call.values, *constants)
     writes = places_of([write.target for write in captured.writes], len(call.tensors), constants)
     bridged = (
         bridge(closed, tensors, (None,) * len(writes), executors)

@@ -205,6 +205,6 @@ def _tensor_checks(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
     layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
     loose = [layouts.get(position) for position, _ in call.tensors]
     guard = names.bind(
-        internals.tensor_guard([tensor for _, tensor in call.tensors], loose), "tensors_match"
+        internals.tensor_guard(call.values, loose), "tensors_match"
     )
     yield f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})"

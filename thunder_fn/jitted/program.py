@@ -109,7 +109,7 @@ class Entry:
         """
         extra = self.symbolic.inputs if self.symbolic is not None else ()
         return [
-            *(tensor for _, tensor in call.tensors),
+            *call.values,
             *(value_at(call.leaves, place) for _, place in extra),
         ]
 
@@ -127,8 +127,7 @@ class Entry:
         """Test whether a program that was found for a call is right for it: its other conditions
         hold.
         """
-        tensors = [tensor for _, tensor in call.tensors]
-        matches = (self.grads_match, self.reads_match)
+        tensors, matches = call.values, (self.grads_match, self.reads_match)
         return (
             self.is_inside()
             and self.is_current()
@@ -249,14 +248,14 @@ def _traced(
 
 def _beginning(captured: Captured, call: Call) -> AbstractContextManager[None]:
     """Let tensors require grad as they do when the program begins."""
-    return required(tensors_of(captured.flags, [tensor for _, tensor in call.tensors]))
+    return required(tensors_of(captured.flags, call.values))
 
 
 def _apply_unfinished(call: Call, captured: Captured) -> None:
     """Make the changes of a function until it raised, and draw its random numbers, as eager mode
     does.
     """
-    tensors = tuple(tensor for _, tensor in call.tensors)
+    tensors = call.values
     with TRACING:
         values = (*tensors, *(feed.read(tensors) for feed in captured.feeds))
     write_back(captured, values, evaluate(captured.trace, values))  # of no results
@@ -271,7 +270,7 @@ def _lowered(
     symbolic: Symbolic | None,
 ) -> _Execution:
     """Lower a trace, whose last inputs are the constants, and bridge it if autograd follows it."""
-    tensors = tuple(tensor for _, tensor in call.tensors)
+    tensors = call.values
     numbers = symbolic.inputs if symbolic is not None else ()
     with TRACING:
         feeds = tuple(feed.read(tensors) for feed in captured.feeds)
@@ -296,7 +295,7 @@ def _lowered(
 
 def _clash(captured: Captured, call: Call, symbolic: Symbolic | None) -> Callable[..., bool] | None:
     """The check whether tensors that are written to share memory; None if there are none."""
-    tensors = tuple(tensor for _, tensor in call.tensors)
+    tensors = call.values
     written = captured.targets_among(len(tensors))
     if not written:
         return None
@@ -775,10 +774,10 @@ class _Execution:
 
     def stored(self, position: int, values: Sequence[str]) -> str:
         """Return the text of an output that is stored outside: the very tensor that it is."""
-        same = next((one for one in self.captured.shared if one.result == position), None)
-        if same is None or not same.is_same:
+        source = self.captured.source_of(position)
+        if source is None:
             return self.in_memory(position, values)
-        place = self.place_of(same.source)
+        place = self.place_of(source)
         if place is None or self.inputs[place] in self.given:
             return values[position]
         return self.inputs[place]
@@ -841,27 +840,16 @@ class _Execution:
             places = [write.target for write in self.captured.writes]
             target = self.targets[next(_indices(places, alias.source))]
             if target not in self.given:
-                return self.in_written(alias, target, values[position])
-        if isinstance(atom, Var) and atom in written and not self.is_rebound(written.index(atom)):
+                return self.in_source(alias, target, values[position])
+        if not isinstance(atom, Var):
+            return values[position]
+        if atom in written and not self.captured.writes[written.index(atom)].rebinds:
             target = self.targets[written.index(atom)]
             return f"{target}.detach()" if target in self.given else target
-        if (
-            isinstance(atom, Var)
-            and atom.index < len(self.leaves)
-            and self.leaves[atom.index] in self.given
-        ):
+        given = self.inputs[atom.index] if atom.index < len(self.inputs) else None
+        if given in self.given:
             return f"{values[position]}.detach()"
-        if (
-            isinstance(atom, Var)
-            and atom.index < len(self.inputs)
-            and self.inputs[atom.index] in self.with_bits
-        ):
-            return self.inputs[atom.index]
-        return values[position]
-
-    def in_written(self, alias: Alias, target: str, value: str) -> str:
-        """The expression for a result in the memory of a written tensor."""
-        return self.in_source(alias, target, value)
+        return values[position] if given is None or given not in self.with_bits else given
 
     def in_source(self, alias: Alias, source: str, value: str) -> str:
         """The expression for a result in the memory of a source: a view where autograd gives that
@@ -875,10 +863,6 @@ class _Execution:
             return memory
         return f"{self.names.bind(with_memory, 'with_memory')}({value}, {memory})"
 
-    def is_rebound(self, index: int) -> bool:
-        """Test whether a target gets other memory."""
-        return self.captured.writes[index].rebinds
-
     @property
     def written(self) -> tuple[Atom, ...]:
         """The outputs that are the new values of `targets`."""
@@ -887,11 +871,11 @@ class _Execution:
 
     def same_as_written(self, position: int) -> str | None:
         """The tensor from outside that a result is, if the program writes to that."""
-        same = next((one for one in self.captured.shared if one.result == position), None)
-        if same is None or not same.is_same:
+        source = self.captured.source_of(position)
+        if source is None:
             return None
         places = [write.target for write in self.captured.writes]
-        index = next(_indices(places, same.source), None)
+        index = next(_indices(places, source), None)
         return None if index is None or self.targets[index] in self.given else self.targets[index]
 
     def views(self, values: Sequence[str]) -> Iterator[str]:
