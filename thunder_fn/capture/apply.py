@@ -40,7 +40,6 @@ from thunder_fn.ir.trace import (
     Dim,
     Equation,
     Expr,
-    Literal,
     Op,
     Source,
     TensorType,
@@ -48,6 +47,7 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
     as_dim,
+    as_kwargs,
     cut,
     map_args,
     python_arg,
@@ -212,7 +212,7 @@ def bind_structured(  # noqa: PLR0913 - one place for what an equation is made o
     """Record a structured equation on tensors, or a composite, whose vjp rule is given;
     `of_bodies` is any composite's. `strides` are those of `bind_equation`.
     """
-    literals = tuple((key, Literal(value)) for key, value in kwargs.items())
+    literals = as_kwargs(kwargs)
     tracers = [recorder.lift(value) for value in values]
     if not all(_is_own(recorder, tracer) for tracer in tracers):
         raise CaptureError(

@@ -17,7 +17,6 @@ from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.ir.trace import Dim, Trace
 
-
 _ZEROS: dict[type, Any] = {bool: 0, int: 0, float: 0.0, complex: 0j}
 """The tangents of numbers."""
 
@@ -145,6 +144,11 @@ class Captured:
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """Build the function's result from the first outputs of the trace."""
         return pytree.unflatten(self.out_spec, pytree.filled(self.out_leaves, outputs))
+
+    @property
+    def marks(self) -> Any:
+        """The function's result with `TENSOR` in the place of each tensor."""
+        return pytree.unflatten(self.out_spec, self.out_leaves)
 
     def tangent(self, outputs: tuple[Any, ...]) -> Any:
         """Build the result's tangent from those of its tensors; that of a Python number is zero."""

@@ -174,8 +174,8 @@ def _attention_in_blocks(single: Trace, active: Mask) -> JvpRule | None:
         pushed = scattered(recorder.inputs_of_types(chosen(single.input_types, active)), active)
         read: Callable[[Var], Any] = lambda var: tracers[var.index]
         args, kwargs = python_args(equation, read)
-        given = attention.named_arguments(op, args, kwargs)
-        places = attention.named_arguments(op, equation.args, dict(equation.kwargs))
+        given = internals.named_arguments(op, args, kwargs)
+        places = internals.named_arguments(op, equation.args, dict(equation.kwargs))
         moved = {
             name: pushed[arg.index]
             for name, arg in places.items()

@@ -48,6 +48,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     Var,
+    as_kwargs,
     map_args,
     python_arg,
     python_args,
@@ -545,7 +546,7 @@ def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
     numbers = {"num_consts": len(consts), "num_carry": 0, "length": size}
     numbers |= {"reverse": False, "unroll": 1}
     types = tuple(batched_type(var.type, size) for var in kept)
-    kwargs = tuple((key, Literal(value)) for key, value in numbers.items())
+    kwargs = as_kwargs(numbers)
     whole = builder.add(SCAN, (*consts, *xs), types, kwargs=kwargs, bodies=(body.build(kept),))
     supply = iter(whole)
     return builder.build(tuple(next(supply) if var in kept else Literal(None) for var in results))

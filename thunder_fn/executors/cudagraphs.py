@@ -220,8 +220,8 @@ def _gives_seeds_away(trace: Trace) -> bool:
 
 
 def _drops(equation: Equation) -> bool:
-    names = [argument.name for argument in ops.schema_of(ops.overload(equation.op)).arguments]
-    given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
+    op = ops.overload(equation.op)
+    given = internals.named_arguments(op, equation.args, dict(equation.kwargs))
     return given.get("dropout_p", Literal(0.0)) != Literal(0.0)
 
 

@@ -361,7 +361,7 @@ def _cut(
     residuals = [
         builder.input(type) for type in halves.backward.input_types[: len(halves.residuals)]
     ]
-    cotangents = [builder.input(type) if is_differentiable(type) else None for type in outputs]
+    cotangents = builder.take_some(outputs, map(is_differentiable, outputs))
     # more than one place: a tensor that is returned several times
     sums = [
         reduce(partial(_sum, builder), [cotangents[place] for place in places]) for places in given

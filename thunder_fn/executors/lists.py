@@ -178,7 +178,9 @@ def list_form(equation: Equation) -> ListForm | None:
         return None
     form = _form(equation.op, tuple(_role(arg, result) for arg in equation.args))
     keywords = {key for key, _ in equation.kwargs}
-    return form if form is not None and keywords <= set(_arguments(form.op)) else None
+    if form is None:
+        return None
+    return form if keywords <= set(internals.argument_names(ops.overload(form.op))) else None
 
 
 def type_of_argument(arg: Arg) -> Any:
@@ -213,19 +215,16 @@ def _form(op: Op, roles: tuple[str, ...]) -> ListForm | None:
         return None
     form = Op("leaf", f"aten._foreach_{name}.{variant}")
     try:
-        types = [str(argument.type) for argument in internals.schema_arguments(ops.overload(form))]
+        arguments = internals.schema_of(ops.overload(form)).arguments
     except InvalidTrace:
         return None
+    types = [str(argument.type) for argument in arguments]
     wanted = {"list": "List[Tensor]", "shared": "Tensor", "number": "number"}
     fits = len(types) >= len(roles) and all(
         type == wanted[role] for type, role in zip(types, roles, strict=False)
     )
     shared = frozenset(place for place, role in enumerate(roles) if role == "shared")
     return ListForm(form, shared) if fits else None
-
-
-def _arguments(op: Op) -> Iterator[str]:
-    return (argument.name for argument in internals.schema_arguments(ops.overload(op)))
 
 
 # ---- writing ----

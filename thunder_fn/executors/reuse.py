@@ -45,7 +45,7 @@ def in_place(op: Op) -> Op | None:
         return None
     try:
         written = Op("leaf", f"{namespace}.{name}_.{variant}")
-        mine, its = (internals.schema_arguments(ops.overload(form)) for form in (op, written))
+        mine, its = (internals.schema_of(ops.overload(form)).arguments for form in (op, written))
     except InvalidTrace:
         return None
     same = [(a.name, a.type, a.kwarg_only) for a in mine] == [

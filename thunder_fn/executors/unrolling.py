@@ -15,7 +15,7 @@ from thunder_fn.interpreters.simplify import inline
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import lowered
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import Equation, Literal, Trace
+from thunder_fn.ir.trace import Equation, Trace, as_kwargs
 from thunder_fn.structured.shared.scan_parts import SCAN, Loop
 
 
@@ -39,7 +39,7 @@ def with_blocks(equation: Equation, fusions: Sequence[FusionExecutor]) -> Equati
         if most > 1 and _takes_all(fusion, leaves):
             blocks = math.ceil(length / most)
             literals = replace(loop, unroll=math.ceil(length / blocks)).literals()
-            kwargs = tuple((key, Literal(value)) for key, value in literals.items())
+            kwargs = as_kwargs(literals)
             return replace(equation, kwargs=kwargs)
     return equation
 

@@ -47,6 +47,7 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.ir.types import is_differentiable
 from thunder_fn.ir.walking import inline_into, put, rewritten, walk
+from thunder_fn.torch_internals import named_arguments
 
 Kind: TypeAlias = Choice["nan", "bounds", "asserts"]
 KINDS: tuple[Kind, ...] = ("nan", "bounds", "asserts")
@@ -398,8 +399,7 @@ def places_of(equation: Equation) -> Iterator[Place]:
     """The operands of a leaf that say places in another one."""
     if equation.op.kind != "leaf":
         return
-    names = [argument.name for argument in ops.schema_of(ops.overload(equation.op)).arguments]
-    given: dict[str, Any] = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
+    given = named_arguments(ops.overload(equation.op), equation.args, dict(equation.kwargs))
     shape = given["self"].type.shape if isinstance(given.get("self"), Var) else ()
     name = equation.op.name.split(".")[1]
     if equation.op in facts.INDEXES:

@@ -66,10 +66,7 @@ def jvp_trace(trace: Trace, active: Mask) -> JvpRule:
     given = [
         flag and is_differentiable(var.type) for var, flag in zip(trace.inputs, active, strict=True)
     ]
-    tangents = [
-        builder.input(var.type) if flag else None
-        for var, flag in zip(trace.inputs, given, strict=True)
-    ]
+    tangents = builder.take_some(trace.input_types, given)
     duals = _push_all(builder, trace, list(zip(primals, tangents, strict=True)))
     found = (tangent for _, tangent in duals if tangent is not None)
     moved = tuple(tangent is not None for _, tangent in duals)

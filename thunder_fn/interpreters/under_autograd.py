@@ -30,7 +30,7 @@ from thunder_fn.interpreters.jvp import rule_of
 from thunder_fn.interpreters.vmap import batch
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import Split, scattered
-from thunder_fn.ir.trace import Equation, Literal, Op, Trace, Var, type_of_value
+from thunder_fn.ir.trace import Equation, Literal, Op, Trace, Var, as_kwargs, type_of_value
 
 
 def evaluate_followed(
@@ -45,7 +45,7 @@ def evaluate_followed(
     outputs = tuple(
         Var(len(inputs) + index, type) for index, type in enumerate(bodies[0].output_types)
     )
-    kwargs = tuple((key, Literal(value)) for key, value in options.items())
+    kwargs = as_kwargs(options)
     if torch.is_grad_enabled() and any(map(internals.is_legacy_batched, operands)):
         raise UnsupportedCall(
             f"{op.name}: `torch.autograd.grad(is_grads_batched=True, create_graph=True)` would lose"

@@ -16,7 +16,7 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.trace import Arg, Literal, Op, Trace, TraceBuilder, Type, Var, as_arg
-from thunder_fn.torch_internals import OpOverload, schema_of
+from thunder_fn.torch_internals import OpOverload, argument_names, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
@@ -140,7 +140,7 @@ def _drops_nothing(equation: Applied) -> bool:
 
 @kept_of_ops()
 def _dropout_position(op: Op) -> int | None:
-    names = [argument.name for argument in schema_of(overload(op)).arguments]
+    names = argument_names(overload(op))
     return names.index("dropout_p") if "dropout_p" in names else None
 
 
@@ -209,8 +209,7 @@ def linear_in(op: Op, place: int = 0) -> tuple[tuple[int, ...], ...]:
             return facts.LINEAR_IN[name]
         if name in facts.PARTS_LINEAR_IN:
             return facts.PARTS_LINEAR_IN[name][place]
-    names = [argument.name for argument in schema_of(overload(op)).arguments]
-    is_backward = "_backward" in op.name and names[0].startswith("grad")
+    is_backward = "_backward" in op.name and argument_names(overload(op))[0].startswith("grad")
     return ((0,),) if is_backward or is_view(op) or op in facts.RESHAPES else ()
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal as Choice, Protocol, TypeAlias
 
@@ -259,6 +259,10 @@ class Equation:
         (body,) = self.bodies
         return body
 
+    def named(self, names: Iterable[str]) -> dict[str, Arg]:
+        """The arguments by name, where the positional ones have these names."""
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+
     @property
     def literals(self) -> dict[str, Any]:
         """The values of the keyword arguments that are literals, by name."""
@@ -488,6 +492,11 @@ def as_arg(value: Any) -> Arg:
     return tuple(map(as_arg, value)) if isinstance(value, (list, tuple)) else Literal(as_dim(value))
 
 
+def as_kwargs(values: Mapping[str, Any]) -> tuple[tuple[str, Arg], ...]:
+    """Values as the keyword arguments of an equation, each a literal."""
+    return tuple((key, Literal(value)) for key, value in values.items())
+
+
 class Call(Protocol):
     """The interface of an equation and of its record: it has arguments."""
 
@@ -622,6 +631,11 @@ class TraceBuilder:
     def take(self, types: Iterable[Type]) -> tuple[Var, ...]:
         """Append an input of each type and return their variables."""
         return tuple([self.input(type) for type in types])
+
+    def take_some(self, types: Iterable[Type], wanted: Iterable[bool]) -> list[Var | None]:
+        """Append an input of each type that is wanted; None in the place of the others."""
+        pairs = zip(types, wanted, strict=True)
+        return [self.input(type) if flag else None for type, flag in pairs]
 
     def constant(
         self, tensor: torch.Tensor, type: Type | None = None, *, owned: bool = False

@@ -24,7 +24,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.reads import is_object
-from thunder_fn.ir.text import literal_text, program_text, run_text
+from thunder_fn.ir.text import literal_text, program_text, run_text, tuple_text
 from thunder_fn.ir.trace import Expr, Literal
 
 
@@ -173,4 +173,4 @@ def _expression(structure: Structure, values: Sequence[str], names: Namespace) -
     parts = [_expression(part, values, names) for part in structure]
     if isinstance(structure, list):
         return f"[{', '.join(parts)}]"
-    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    return tuple_text(parts)

@@ -204,7 +204,5 @@ def _tensor_checks(entry: Entry, call: Call, names: Namespace) -> Iterator[str]:
         return
     layouts = entry.symbolic.layouts if entry.symbolic is not None else {}
     loose = [layouts.get(position) for position, _ in call.tensors]
-    guard = names.bind(
-        internals.tensor_guard(call.values, loose), "tensors_match"
-    )
+    guard = names.bind(internals.tensor_guard(call.values, loose), "tensors_match")
     yield f"{guard}({', '.join(f'l{position}' for position, _ in call.tensors)})"

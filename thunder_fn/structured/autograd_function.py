@@ -414,8 +414,7 @@ class _Run:
     ) -> list[Any]:
         """One gradient or None for each tensor of the arguments, from `backward`."""
         context = self.context(primal.trace.input_types, kept)
-        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
-        output = result[0] if isinstance(self.call, ExtendedCall) else result
+        output = primal.marks[0] if isinstance(self.call, ExtendedCall) else primal.marks
         given = _cotangents(
             output, iter(cotangents), iter(primal.trace.output_types), self._absent(context)
         )

@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture import TENSOR, Captured
+from thunder_fn.capture import Captured
 from thunder_fn.capture.numbers.python_numbers import running_zeros
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.rewriting import rules_in_context
 from thunder_fn.derived.activity import ACTIVE
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError, InvalidTrace, spelled
+from thunder_fn.errors import CaptureError, InvalidTrace, spelled
 from thunder_fn.interpreters.grad import forward_backward, zeros
 from thunder_fn.interpreters.partial_eval import partial_split
 from thunder_fn.interpreters.simplify import dce
@@ -123,10 +123,7 @@ def custom_jvp_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     equation, count = expanded(equation), num_args(equation)
     builder = TraceBuilder("custom_jvp_jvp")
     primals = builder.take(equation.operand_types)
-    given = [
-        builder.input(var.type) if flag else None
-        for var, flag in zip(equation.operands, active, strict=True)
-    ]
+    given = builder.take_some(equation.operand_types, active)
     tangents = [
         zeros(builder, primal.type) if tangent is None else tangent
         for primal, tangent in zip(primals[:count], given[:count], strict=True)
@@ -265,13 +262,9 @@ class JvpCall(Call):
         found = self.function.rule(
             *self.static_args, self.tree(tensors), self.tree(directions, lambda leaf: None)
         )
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise CustomRuleError(
-                f"{where} must return (output, tangent), but it returned {calls.described(found)}"
-            )
-        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
-        outputs = calls.tensors_like(found[0], result, primal, "out", where)
-        tangents_out = calls.tensors_like(found[1], result, primal, "tangent", where, or_none=True)
+        output, tangent = calls.pair_of(found, "(output, tangent)", where)
+        outputs = calls.tensors_like(output, primal, "out", where)
+        tangents_out = calls.tensors_like(tangent, primal, "tangent", where, or_none=True)
         types = [type for type in primal.trace.output_types if isinstance(type, TensorType)]
         filled = [
             running_zeros(type) if value is None else value

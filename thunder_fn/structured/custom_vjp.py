@@ -183,10 +183,7 @@ def _with_all_tangents(rule: JvpRule, active: Mask, count: int, equation: Equati
         return rule
     builder = TraceBuilder(rule.trace.name)
     primals = builder.take(equation.operand_types)
-    tangents = [
-        builder.input(var.type) if flag else None
-        for var, flag in zip(equation.operands, active, strict=True)
-    ]
+    tangents = builder.take_some(equation.operand_types, active)
     used = [tangent for tangent in tangents[:count] if tangent is not None]
     return JvpRule(
         builder.build(inline_into(builder, rule.trace, (*primals, *used))), rule.active_outputs
@@ -230,10 +227,7 @@ def _backward(
     builder = TraceBuilder(bwd.name)
     kept = builder.take(fwd.output_types[count:])
     closures = builder.take(equation.operand_types[len(places) :])
-    given = [
-        builder.input(var.type) if flag else None
-        for var, flag in zip(equation.outputs, wanted_outputs, strict=True)
-    ]
+    given = builder.take_some(equation.output_types, wanted_outputs)
     cotangents = [
         zeros(builder, var.type) if value is None else value
         for var, value in zip(equation.outputs, given, strict=True)

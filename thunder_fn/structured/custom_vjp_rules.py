@@ -286,11 +286,7 @@ class VjpCall(Call):
         """Raise unless fwd returned the function's result, and residuals."""
         where = f"custom_vjp: fwd of {self.name}"
         result = fwd.result(fwd.trace.output_types)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise CustomRuleError(
-                f"{where} must return (output, residuals), but it returned"
-                f" {calls.described(result)}"
-            )
+        calls.pair_of(result, "(output, residuals)", where)
         calls.check_same_result(primal, fwd, where)
 
     def bwd(

@@ -111,23 +111,17 @@ class VmapCall(Call):
         where = f"custom_vmap: the rule of {self.name}"
         in_batched = self.tree(batched, lambda leaf: False)
         found = self.function.rule(running(size), in_batched, *self.args(tensors))
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise CustomRuleError(
-                f"{where} must return (output, out_batched), but it returned"
-                f" {calls.described(found)}"
-            )
-        result = primal.result(tuple(TENSOR for _ in range(primal.num_results)))
-        spread = zip(
-            calls.spread(found[1], result, "out_batched", where), primal.out_leaves, strict=True
-        )
-        flags = [flag for flag, leaf in spread if leaf is TENSOR]
+        output, out_batched = calls.pair_of(found, "(output, out_batched)", where)
+        spread = calls.spread(out_batched, primal.marks, "out_batched", where)
+        leaves = zip(spread, primal.out_leaves, strict=True)
+        flags = [flag for flag, leaf in leaves if leaf is TENSOR]
         for flag, path in zip(flags, primal.paths("out_batched"), strict=True):
             if not isinstance(flag, bool):
                 raise CustomRuleError(
                     f"{where} returned {calls.described(flag)} for {path}, which is a bool"
                 )
         types = batched_types(primal.trace.output_types, tuple(flags), size)
-        return tuple(calls.tensors_like(found[0], result, primal, "out", where, types=types)), flags
+        return tuple(calls.tensors_like(output, primal, "out", where, types=types)), flags
 
 
 class custom_vmap(calls.CustomFunction):

@@ -34,6 +34,7 @@ from thunder_fn.ir.trace import (
     Trace,
     TraceBuilder,
     Var,
+    as_kwargs,
     check_is_trace,
     cut,
     map_arg,
@@ -417,9 +418,7 @@ def in_blocks(equation: Equation) -> Trace:
 def _alone(equation: Equation, length: int) -> Equation:
     """Return the scan for another number of steps; its operands do not matter."""
     loop = Loop.of(equation)
-    kwargs = tuple(
-        (k, Literal(v)) for k, v in replace(loop, length=length, unroll=1).literals().items()
-    )
+    kwargs = as_kwargs(replace(loop, length=length, unroll=1).literals())
     ys = tuple(
         Var(v.index, stacked(slice_of(v.type), length)) for v in equation.outputs[loop.num_carry :]
     )

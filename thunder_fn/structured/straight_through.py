@@ -127,7 +127,7 @@ def pushed_write_jvp_rule(equation: Equation, active: Mask) -> JvpRule:
     builder = TraceBuilder("no_grad_write")
     primals = builder.take(equation.operand_types)
     type = tensor_type(equation.outputs[0].type)
-    given = [builder.input(type) if flag else None for flag in active]
+    given = builder.take_some((type, type), active)
     tangents = tuple(zeros(builder, type) if tangent is None else tangent for tangent in given)
     return JvpRule(
         builder.build(

@@ -37,6 +37,7 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
     as_arg,
+    as_kwargs,
 )
 
 aten = torch.ops.aten
@@ -336,7 +337,7 @@ class Draft:
         """Append a structured op."""
         if any(elements(type) > MAX_ELEMENTS for type in types):
             raise Skip
-        kwargs = tuple((key, Literal(value)) for key, value in literals.items())
+        kwargs = as_kwargs(literals)
         self.bind(self.builder.add(op, tuple(args), tuple(types), kwargs=kwargs, bodies=bodies))
 
     def bind(self, variables: tuple[Var, ...]) -> tuple[Var, ...]:

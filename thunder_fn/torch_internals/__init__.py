@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, Unsupporte
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from thunder_fn.torch_internals.calls import (
+    argument_names,
     c_functions,
     custom_op_name,
     decomposition_of,
@@ -28,8 +29,8 @@ from thunder_fn.torch_internals.calls import (
     is_decomposed,
     is_pytorchs_own,
     load_forward_decompositions,
+    named_arguments,
     runnable,
-    schema_arguments,
     schema_of,
 )
 from thunder_fn.torch_internals.dynamo_twins import (

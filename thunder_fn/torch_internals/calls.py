@@ -9,7 +9,7 @@ import functools
 import importlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -185,9 +185,16 @@ def has_own_functionalization(overload: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Functionalize")
 
 
-def schema_arguments(overload: OpOverload) -> list[Any]:
-    """The op's arguments."""
-    return list(schema_of(overload).arguments)
+def argument_names(overload: OpOverload) -> list[str]:
+    """The names of the op's arguments."""
+    return [argument.name for argument in schema_of(overload).arguments]
+
+
+def named_arguments(
+    overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names in the op's schema."""
+    return {**dict(zip(argument_names(overload), args, strict=False)), **kwargs}
 
 
 _NAMES_OF_SELF = ("input", "x", "a", "x1")
@@ -208,7 +215,7 @@ def _signatures(function: Any) -> tuple[tuple[str, ...], ...]:
         if packet is None or not (is_of_c or packet is function):
             return ()
         overloads = [getattr(packet, one) for one in packet.overloads()]
-    found = [schema_arguments(overload) for overload in overloads]
+    found = [schema_of(overload).arguments for overload in overloads]
     by_name = {one.name for each in found for one in each if one.kwarg_only}
     return tuple(tuple(one.name for one in each if one.name not in by_name) for each in found)
 

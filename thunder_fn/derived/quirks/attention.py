@@ -23,7 +23,7 @@ import torch
 
 from thunder_fn.derived.quirks import attention_orders as orders
 from thunder_fn.ir.trace import Equation, Literal
-from thunder_fn.torch_internals import OpOverload, schema_of
+from thunder_fn.torch_internals import OpOverload, named_arguments, schema_of
 
 Tensor = torch.Tensor
 
@@ -60,18 +60,6 @@ def without_log_sums(equation: Equation, read: Container[int]) -> Equation:
     if equation.op.name not in OPTIONAL_LOG_SUMS or equation.outputs[1].index in read:
         return equation
     return replace(equation, args=(*equation.args[:4], Literal(False), *equation.args[5:]))
-
-
-def named_arguments(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a call by the names in the op's schema."""
-    return {
-        **{
-            argument.name: arg for argument, arg in zip(schema_of(op).arguments, args, strict=False)
-        },
-        **kwargs,
-    }
 
 
 def meaning(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -333,7 +333,7 @@ def of_arguments(given: Mapping[str, Any]) -> Attention:
 
 
 def _implementation(formula: Formula, op: Any) -> Callable[..., Any]:
-    names = tuple(argument.name for argument in internals.schema_of(op).arguments)
+    names = internals.argument_names(op)
 
     def run(*args: Any) -> Any:
         found = in_blocks(formula, of_arguments(dict(zip(names, args, strict=True))))
@@ -343,7 +343,7 @@ def _implementation(formula: Formula, op: Any) -> Callable[..., Any]:
 
 
 def _fake(formula: Formula, op: Any) -> Callable[..., Any]:
-    names = tuple(argument.name for argument in internals.schema_of(op).arguments)
+    names = internals.argument_names(op)
 
     def run(*args: Any) -> Any:
         of = of_arguments(dict(zip(names, args, strict=True)))
@@ -355,7 +355,7 @@ def _fake(formula: Formula, op: Any) -> Callable[..., Any]:
 
 
 def _save(op: Any) -> Callable[..., None]:
-    names = tuple(argument.name for argument in internals.schema_of(op).arguments)
+    names = internals.argument_names(op)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -411,7 +411,7 @@ def _by_formula(
     ctx: Any, formula: Formula, op: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """The gradients by autograd through the formula on all queries at once."""
-    names = (argument.name for argument in internals.schema_of(op).arguments)
+    names = internals.argument_names(op)
     given = dict(zip(names, (*ctx.saved_tensors, *ctx.settings), strict=True))
     again = torch.is_grad_enabled()
     with torch.enable_grad():

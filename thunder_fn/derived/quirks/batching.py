@@ -17,7 +17,7 @@ from torch import Tensor
 from thunder_fn.derived.quirks import attention
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Var, vars_in
-from thunder_fn.torch_internals import OpOverload
+from thunder_fn.torch_internals import OpOverload, named_arguments, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def of_more_images(batch: Batch, *args: Any, **kwargs: Any) -> Any:
 
 def attention_of_all(batch: Batch, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Attention kernels: one call, in which the examples' batches follow each other."""
-    given = attention.named_arguments(batch.op, args, kwargs)
+    given = named_arguments(batch.op, args, kwargs)
     count = batch.wide(given["query"]).shape[1]
     folded = {
         name: _folded(batch, name, value, count) if isinstance(value, Tensor) else value
         for name, value in given.items()
     }
     results = ops.flatten_result(batch.op(**folded))
-    returns = attention.schema_of(batch.op).returns
+    returns = schema_of(batch.op).returns
     return tuple(
         (
             result
@@ -112,7 +112,7 @@ def _draws_alike(equation: Equation, operands: Sequence[Tensor], batch: Batch) -
     """Test whether one call draws the numbers of a backward: none, or those of a forward that
     was one call too.
     """
-    given = attention.named_arguments(batch.op, equation.args, dict(equation.kwargs))
+    given = named_arguments(batch.op, equation.args, dict(equation.kwargs))
     dropped = given.get("dropout_p", Literal(0.0))
     if equation.op.name in attention.FORWARDS or dropped == Literal(0.0):
         return True

@@ -104,7 +104,7 @@ def operand_names(equation: Equation) -> tuple[str, ...] | None:
     gradient of its weight only, and parts such as codes have none.
     """
     names = _NAMES[equation.op.name]
-    given = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
+    given = equation.named(names)
     options = [
         *equation.args[len(names) :],
         *(value for key, value in given.items() if key not in names),

@@ -288,7 +288,7 @@ class _Layers:
         mine = [one for one in kept if one is not None and one.rule == self]
         if layers is None or names is None or not mine:
             return None
-        arguments = dict(zip(names, equation.args, strict=False)) | dict(equation.kwargs)
+        arguments = equation.named(names)
         if not self.fits(equation, arguments, kept):
             return None
         whole, shared = layers

@@ -38,12 +38,12 @@ from thunder_fn.ir.hooks import machinery
 from thunder_fn.ir.rules import Mask, Split, scattered
 from thunder_fn.ir.trace import (
     Equation,
-    Literal,
     Op,
     Trace,
     TraceBuilder,
     Type,
     as_dim,
+    as_kwargs,
     type_of_value,
 )
 
@@ -68,7 +68,7 @@ def bind(
         )
     builder = TraceBuilder(op.name)
     inputs = tuple(builder.input(type_of_value(value)) for value in values)
-    literals = tuple((key, Literal(value)) for key, value in kwargs.items())
+    literals = as_kwargs(kwargs)
     source = user_source(recorder)
     single = builder.build(
         builder.add(op, inputs, types, kwargs=literals, bodies=bodies, source=source)

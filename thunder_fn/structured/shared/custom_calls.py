@@ -676,9 +676,19 @@ def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
     return value
 
 
+def pair_of(found: Any, what: str, where: str) -> tuple[Any, Any]:
+    """The two values that a rule returned.
+
+    Raises:
+        CustomRuleError: it returned something else.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise CustomRuleError(f"{where} must return {what}, but it returned {described(found)}")
+    return found
+
+
 def tensors_like(
     found: Any,
-    like: Any,
     primal: Captured,
     root: str,
     where: str,
@@ -689,15 +699,14 @@ def tensors_like(
     """The tensors of a tree that has the structure and types of a function's result.
 
     Args:
-        like: the result, with `TENSOR` for tensors.
         types: those of the tensors, where they are not the result's.
         or_none: it is a tangent, of which parts may be None; what has no tangent is not looked at.
 
     Raises:
         CustomRuleError: a structure or a type differs.
     """
-    leaves = spread(found, like, root, where)
-    paths, expected = pytree.paths(like, root), iter(types or primal.trace.output_types)
+    leaves = spread(found, primal.marks, root, where)
+    paths, expected = pytree.paths(primal.marks, root), iter(types or primal.trace.output_types)
     tensors: list[Any] = []
     for leaf, mark, path in zip(leaves, primal.out_leaves, paths, strict=True):
         if mark is not TENSOR:

@@ -11,7 +11,6 @@ from thunder_fn.ir.trace import (
     Atom,
     Dim,
     Equation,
-    Literal,
     Op,
     Source,
     TensorType,
@@ -19,6 +18,7 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
     Var,
+    as_kwargs,
 )
 from thunder_fn.structured.shared.bodies import tensor_type
 
@@ -90,7 +90,7 @@ def add_scan(
     loop = replace(loop, num_consts=len(parts[0]), num_carry=len(parts[1]))
     carry, ys = loop.results(body.output_types)
     types = (*carry, *(stacked(type, loop.length) for type in ys))
-    kwargs = tuple((key, Literal(value)) for key, value in loop.literals().items())
+    kwargs = as_kwargs(loop.literals())
     return builder.add(
         SCAN, (*parts[0], *parts[1], *parts[2]), types, kwargs=kwargs, bodies=(body,), source=source
     )

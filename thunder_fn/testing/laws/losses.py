@@ -10,12 +10,12 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.check import fake_result_types
 from thunder_fn.ir.trace import (
     Equation,
-    Literal,
     TensorType,
     Trace,
     TraceBuilder,
     Var,
     as_arg,
+    as_kwargs,
     subtraces,
 )
 from thunder_fn.testing.laws.comparing import LawBroken, wanted_outputs
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 def emit(builder: TraceBuilder, overload: Any, *args: Any, **kwargs: Any) -> Var:
     """Append a leaf of one result; its type from running it on fake tensors."""
     op, new_args = ops.leaf(overload), tuple(map(as_arg, args))
-    new_kwargs = tuple((key, Literal(value)) for key, value in kwargs.items())
+    new_kwargs = as_kwargs(kwargs)
     types = fake_result_types(Equation(op, new_args, new_kwargs, ()))
     if types is None:
         raise LawBroken(f"{op} has no static type")
