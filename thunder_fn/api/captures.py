@@ -35,13 +35,13 @@ from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.numbers.arguments import Place, Symbolic, value_at
 from thunder_fn.capture.outside.frames import observer
+from thunder_fn.capture.outside.kinds import parts_in
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     LONG,
     PLAIN,
     Same,
-    content_of,
     is_a,
     is_object,
     module_of,
@@ -842,9 +842,7 @@ def _tensors_of(outside: Outside | None) -> Iterator[torch.Tensor]:
 def _leaves(value: Any, depth: int = 4) -> Iterator[Any]:
     """The values in a container, and in those in it."""
     if depth and is_a(value, CONTAINERS):
-        items = content_of(value)
-        parts = [part for pair in items for part in pair] if is_a(value, dict) else items
-        for part in parts:
+        for part in parts_in(value):
             yield from _leaves(part, depth - 1)
     else:
         yield value

@@ -231,10 +231,11 @@ def aliases_of(
         if not isinstance(leaf, internals.Tracer):
             continue
         with internals.no_torch_function():
+            linked, memory = recorder.history.linked, internals.memory_id(leaf)
             found = [
                 _of_written(recorder, place, leaf, target, tracer)
                 for target, tracer in targets
-                if leaf is not tracer and _memory(tracer) in recorder.history.linked(_memory(leaf))
+                if leaf is not tracer and internals.memory_id(tracer) in linked(memory)
             ]
             value = internals.inner_fake(leaf)
             source, tracer = memories.get(internals.storage_id(value), (0, leaf))
@@ -386,7 +387,3 @@ def _offset(result: torch.Tensor, source: torch.Tensor, begin: Any) -> Any:
         return None
     first = begin * (source.itemsize // unit)
     return as_dim(result.storage_offset() * (result.itemsize // unit) - first)
-
-
-def _memory(tracer: torch.Tensor) -> int:
-    return internals.storage_id(internals.memory_in(tracer))

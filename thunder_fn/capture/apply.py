@@ -37,6 +37,7 @@ from thunder_fn.ir.symbols import (
 )
 from thunder_fn.ir.trace import (
     Arg,
+    Atom,
     Dim,
     Equation,
     Expr,
@@ -572,8 +573,7 @@ def view_again(
     source, value = map(recorder.lift, tensors)
     if is_wrapped(source) or is_wrapped(result):
         return result
-    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
-    written = next((value for one, value in new if one.target is shared.source), None)
+    written = _value_written(captured, trace, shared.source)
     known = makers(trace.equations)
     way = view_path(known, trace.outputs[shared.result], written)
     if way is not None and (way[0] == written or way[0].index not in known):
@@ -584,6 +584,12 @@ def view_again(
     return result
 
 
+def _value_written(captured: Captured, trace: Trace, target: int | torch.Tensor) -> Atom | None:
+    """The new value of a tensor that the trace writes to; None if it does not."""
+    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
+    return next((value for one, value in new if one.target is target), None)
+
+
 def view_of_written(
     captured: Captured, trace: Trace, shared: Shared, target: torch.Tensor
 ) -> torch.Tensor | None:
@@ -592,8 +598,7 @@ def view_of_written(
 
     An `Alias` says the same for contiguous tensors alone, in which each place is known.
     """
-    new = zip(captured.writes, trace.outputs[captured.num_results :], strict=False)
-    written = next((value for one, value in new if one.target is shared.source), None)
+    written = _value_written(captured, trace, shared.source)
     is_changed = isinstance(written, Var) and not is_wrapped(target)
     atom = trace.outputs[shared.result]
     way = view_path(makers(trace.equations), atom, written, is_view_step) if is_changed else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -208,16 +208,11 @@ def _attempting(
     """Set up one attempt, in which `copies` take the place of functions. What a function that
     raises has set stays, where it is stored (`on_raise`).
     """
-    mode = _grad_mode(asked.differentiated)
+    mode = nullcontext() if asked.differentiated is None else torch.enable_grad()  # reverse mode
     unless = () if asked.on_raise is None else (TracedFunctionError,)
     flags = required(() if kept is None else kept.flags, unless)
     with no_collections(), untouched_by_refusals(), mode, lookasides(copies), flags:
         yield
-
-
-def _grad_mode(differentiated: Collection[int] | None) -> AbstractContextManager[Any]:
-    """Enable gradients for reverse mode; else leave them as they are."""
-    return nullcontext() if differentiated is None else torch.enable_grad()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

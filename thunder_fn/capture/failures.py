@@ -138,7 +138,7 @@ def _have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return internals.shares_memory(a, b)
     while recorder is not None and not recorder.owns(a):
         recorder = recorder.outer
-    places = [internals.storage_id(internals.memory_in(one)) for one in (a, b)]
+    places = [internals.memory_id(one) for one in (a, b)]
     if places[0] == places[1]:
         return internals.shares_memory(a, b, lambda one: places[0])
     return recorder is not None and places[1] in recorder.history.linked(places[0])

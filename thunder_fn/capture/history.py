@@ -396,7 +396,7 @@ class History:
             return
         self._apart = [one for one in self._apart if all(is_alive() for is_alive in one[1])]
         for tensor in tensors:
-            memories = self.linked(internals.storage_id(internals.memory_in(tensor)))
+            memories = self.linked(internals.memory_id(tensor))
             for ids, _, name, other, is_linked in self._apart:
                 if ids & memories and not (is_linked and not torch.is_grad_enabled()):
                     what = (
@@ -408,15 +408,15 @@ class History:
 
     def is_parted(self, tensor: torch.Tensor) -> bool:
         """Test whether the tensor shares memory with another one in eager mode, and not here."""
-        memory = internals.storage_id(internals.memory_in(tensor))
+        memory = internals.memory_id(tensor)
         return any(memory in ids for ids, *_ in self._apart)
 
     def is_shown(self, source: torch.Tensor, value: Any) -> bool:
         """Tell whether a value is a tracer that shows the memory of a source, or has its values."""
         if not isinstance(value, internals.Tracer):
             return False
-        place = internals.storage_id(internals.memory_in(value))
-        return place in self.linked(internals.storage_id(internals.memory_in(source)))
+        place = internals.memory_id(value)
+        return place in self.linked(internals.memory_id(source))
 
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tracer stands for an argument or for a tensor from outside."""

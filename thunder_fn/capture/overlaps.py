@@ -57,11 +57,9 @@ def check_overlaps(  # noqa: PLR0913 - the call, and what is known of memory
     for number, tensor in enumerate(changed):
         pairs = (laid_out(tensor, other) for other in changed[:number])
         _check_written_once(name, pairs, source)
-        memories = linked(internals.storage_id(internals.memory_in(tensor)))
+        memories = linked(internals.memory_id(tensor))
         wholes = (
-            one
-            for one in given
-            if one is not tensor and internals.storage_id(internals.memory_in(one)) in memories
+            one for one in given if one is not tensor and internals.memory_id(one) in memories
         )
         if overlaps(tensor) or any(map(overlaps, wholes)):
             raise RuntimeError(

@@ -191,12 +191,22 @@ def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [next(supply) if leaf is TENSOR else leaf for leaf in leaves]
 
 
-@functools.lru_cache(1024)
+def _anywhere(test: Callable[[PyTreeSpec], bool]) -> Callable[[PyTreeSpec], bool]:
+    """Test a structure and all structures in it."""
+
+    @functools.lru_cache(1024)
+    def found(spec: PyTreeSpec) -> bool:
+        return test(spec) or any(map(found, spec.children()))
+
+    return found
+
+
+@_anywhere
 def _looks_at_leaves(spec: PyTreeSpec) -> bool:
     """Test for a named tuple whose `__new__` is its user's, such as PackedSequence: leaves may
     be of any type here.
     """
-    return _has_own_new(spec.type) or any(map(_looks_at_leaves, spec.children()))
+    return _has_own_new(spec.type)
 
 
 def _has_own_new(cls: Any) -> bool:
@@ -428,16 +438,14 @@ def _sortable(tree: Any) -> Any:
     )
 
 
-@functools.lru_cache(1024)
+@_anywhere
 def _has_tensor_keys(spec: PyTreeSpec) -> bool:
-    if spec.type in _SORTED and any(isinstance(key, torch.Tensor) for key in spec.entries()):
-        return True
-    return any(map(_has_tensor_keys, spec.children()))
+    return spec.type in _SORTED and any(isinstance(key, torch.Tensor) for key in spec.entries())
 
 
-@functools.lru_cache(1024)
+@_anywhere
 def _is_unsorted(spec: PyTreeSpec) -> bool:
-    return spec.type is _Unsorted or any(map(_is_unsorted, spec.children()))
+    return spec.type is _Unsorted
 
 
 def _sorted_again(keys: Any, children: Iterable[Any]) -> Any:
@@ -478,9 +486,9 @@ def _in_order(tree: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> An
     return optree.tree_map(renew, tree, is_leaf=stops, namespace=NAMESPACE)
 
 
-@functools.lru_cache(1024)
+@_anywhere
 def _has_ordered(spec: PyTreeSpec) -> bool:
-    return spec.type is collections.OrderedDict or any(map(_has_ordered, spec.children()))
+    return spec.type is collections.OrderedDict
 
 
 # ---- objects that hold tensors ----
@@ -533,11 +541,11 @@ def children_of(node: Any) -> list[Any]:
     return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
 
 
-@functools.lru_cache(1024)
+@_anywhere
 def has_dicts(spec: PyTreeSpec) -> bool:
     """Test whether a structure has dicts with keys, and so orders."""
     is_dict = isinstance(spec.type, type) and issubclass(spec.type, (dict, _Unsorted))
-    return (is_dict and spec.num_children > 0) or any(map(has_dicts, spec.children()))
+    return is_dict and spec.num_children > 0
 
 
 def orders_of(tree: Any) -> tuple[Any, ...]:

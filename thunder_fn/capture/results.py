@@ -59,10 +59,7 @@ def shared_memory(
 ) -> Iterator[Shared]:
     """Results that are inputs, tensors from outside, or views of them."""
     sources = recorder.sources(tracers)
-    by_memory = {
-        internals.storage_id(internals.memory_in(tracer)): source
-        for source, tracer in reversed(sources)
-    }
+    by_memory = {internals.memory_id(tracer): source for source, tracer in reversed(sources)}
     same = {id(tracer): source for source, tracer in reversed(sources)}
     for place, leaf in enumerate(results):
         tracer = recorder.lift(leaf) if isinstance(leaf, torch.Tensor) else leaf
@@ -71,7 +68,7 @@ def shared_memory(
         if (source := same.get(id(tracer))) is not None:
             yield Shared(place, source, True)
         else:
-            memories = recorder.history.linked(internals.storage_id(internals.memory_in(tracer)))
+            memories = recorder.history.linked(internals.memory_id(tracer))
             found = [by_memory[memory] for memory in memories if memory in by_memory]
             if found:
                 yield Shared(place, found[0], False)

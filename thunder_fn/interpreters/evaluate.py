@@ -81,10 +81,8 @@ def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    env: list[Any] = [
-        *map(internals.plain, inputs),
-        *(internals.plain(constant.tensor) for constant in trace.constants),
-    ]
+    constants = (constant.tensor for constant in trace.constants)
+    env: list[Any] = [*map(internals.plain, (*inputs, *constants))]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):
         args, kwargs = python_args(equation, read)
@@ -98,10 +96,8 @@ def _evaluate_symbolic(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """
     trace = specialize(trace, bind(trace.inputs, inputs))
     _check_inputs(trace, inputs)
-    env: list[Any] = [
-        *map(internals.plain, inputs),
-        *(internals.plain(constant.tensor) for constant in trace.constants),
-    ]
+    constants = (constant.tensor for constant in trace.constants)
+    env: list[Any] = [*map(internals.plain, (*inputs, *constants))]
     read: Callable[[Var], Any] = lambda var: env[var.index]
     found: dict[Any, Any] = {}
     for equation, rule in zip(trace.equations, _rules(trace, env), strict=True):

@@ -158,17 +158,6 @@ class Question:
 
 
 @dataclass(slots=True)
-class Holder:
-    """The place of a tree's root."""
-
-    node: Any
-
-    def put(self, node: Any) -> None:
-        """Set another root."""
-        self.node = node
-
-
-@dataclass(slots=True)
 class Class:
     """The programs of calls that differ in the values of their symbols only.
 
@@ -195,10 +184,10 @@ class Class:
         self.size += 1
         if self.size > MAX_PROGRAMS:
             self.roots, self.size = (), 1
-        holder = Holder(next((root for root in self.roots if _asks(root, decisions)), None))
-        others = tuple(root for root in self.roots if root is not holder.node)
-        put = holder.put
-        node = holder.node
+        node = next((root for root in self.roots if _asks(root, decisions)), None)
+        others = tuple(root for root in self.roots if root is not node)
+        first = [node]
+        put = functools.partial(first.__setitem__, 0)
         for decision in decisions:
             text = str(decision.question)
             if not isinstance(node, Node):
@@ -208,7 +197,7 @@ class Class:
             put = functools.partial(node.children.__setitem__, key)
             node = node.children.get(key)
         put(beside(program, node or ()))
-        self.roots = (holder.node, *others[: MAX_STATES - 1])
+        self.roots = (*first, *others[: MAX_STATES - 1])
 
 
 def followed(node: Any, values: Sequence[Any]) -> Any:

@@ -113,7 +113,7 @@ def scan(  # noqa: PLR0913 - options, by keyword
 
     if current() is None and size:
         return _run(step, init, xs, dim, reverse, size)
-    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    moved = _sliced_first(xs, dim)
     carry, ys = _record(step, init, moved, reverse, size, unroll)
     return carry, _stacked_along(dim, ys)
 
@@ -125,9 +125,14 @@ def _by_pytorch(
     if xs is None:
         one, xs = step, torch.empty(size)
         step = lambda carry, _: one(carry, None)
-    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    moved = _sliced_first(xs, dim)
     carry, ys = internals.pytorchs("scan", step, init, moved, reverse=reverse)
     return carry, _stacked_along(dim, ys)
+
+
+def _sliced_first(xs: Any, dim: int) -> Any:
+    """Tensors with the dim along which they are sliced as their first."""
+    return pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
 
 
 def _stacked_along(dim: int, ys: Any) -> Any:
@@ -409,7 +414,7 @@ def _run_in_blocks(
     """
     steps = math.isqrt(size)
     count = size - size % steps
-    moved = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+    moved = _sliced_first(xs, dim)
     blocks = pytree.tree_map(
         lambda x: x[:count].reshape(count // steps, steps, *x.shape[1:]), moved
     )
@@ -445,7 +450,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any, dim: int = 0) -> Any:
     if xs is None or pytree.flatten(xs)[0]:
         size, dim = number_of_steps(xs, dim, op="map")
         if is_kept_open(size):
-            first = pytree.tree_map(lambda x: x.movedim(dim, 0) if dim else x, xs)
+            first = _sliced_first(xs, dim)
             return _stacked_along(dim, internals.pytorchs("map", f, first, *args))
     mapped = mapped_function(f, args)
 

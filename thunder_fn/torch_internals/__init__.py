@@ -266,6 +266,7 @@ from thunder_fn.torch_internals.tracers import (
     is_tracer,
     is_whole,
     laid_out_as,
+    memory_id,
     memory_in,
     on_meta,
     plain,

@@ -30,6 +30,8 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch._decomp import global_decomposition_table
 
+from thunder_fn.ir.scoped import setting
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
@@ -391,14 +393,9 @@ def _compile_nothing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _quiet: ContextVar[bool] = ContextVar("thunder_fn_no_meta_log", default=False)
 
 
-@contextlib.contextmanager
-def no_meta_log() -> Generator[None]:
+def no_meta_log() -> contextlib.AbstractContextManager[None]:
     """Run without PyTorch's log of the calls that its meta functions refuse."""
-    token = _quiet.set(True)
-    try:
-        yield
-    finally:
-        _quiet.reset(token)
+    return setting(_quiet, True)
 
 
 def _no_meta_log(record: logging.LogRecord) -> bool:

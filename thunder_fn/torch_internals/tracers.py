@@ -682,7 +682,7 @@ class TracerMode(FunctionalTensorMode):
         """Give memory without bits a value without them: a write through a conjugate or negative
         view leaves its bit there.
         """
-        places = {storage_id(memory_in(tensor)) for tensor in changed}
+        places = set(map(memory_id, changed))
         for memory in self.under_bits:
             if storage_id(memory) in places:
                 value = read_memory(memory)
@@ -744,6 +744,11 @@ def base_of(tracer: torch.Tensor) -> torch.Tensor | None:
 def memory_in(tracer: torch.Tensor) -> torch.Tensor:
     """The functional tensor in a tracer, which its views share."""
     return tracer.elem  # type: ignore[attr-defined]
+
+
+def memory_id(tracer: torch.Tensor) -> int:
+    """A number that the views of a tracer share with it."""
+    return storage_id(memory_in(tracer))
 
 
 def is_whole(memory: torch.Tensor) -> bool:

@@ -32,9 +32,8 @@ Tensor = torch.Tensor
 @dataclass(frozen=True, slots=True)
 class Read:
     """A property that the traced function read, and its value. The property is that of an input, by
-    index, of a closed-over tensor, or (None) of the process. `find` reads it again.
-
-    `find` reads it now, for comparison with `found`.
+    index, of a closed-over tensor, or (None) of the process. `find` reads it again, for comparison
+    with `found`.
     """
 
     tensor: int | Tensor | None
@@ -101,10 +100,9 @@ class Properties:
 
     def owner_of(self, tracer: Tensor) -> Tensor | None:
         """The tracer of a tensor from outside whose memory a tracer shows, itself or detached."""
-        memory = _memory_of(tracer)
-        places = self.recorder.history.linked(memory)
+        places = self.recorder.history.linked(internals.memory_id(tracer))
         given = (own for own, _, _ in self.given.values())
-        return next((own for own in given if _memory_of(own) in places), None)
+        return next((own for own in given if internals.memory_id(own) in places), None)
 
     def look_at(self, tensor: Tensor, name: str, find: Callable[[Tensor], Any]) -> Any:
         """Read a property of a tensor from outside, on which the trace depends from now on.
@@ -285,10 +283,6 @@ def _owner(recorder: Recorder, tensor: Tensor) -> Recorder:
     ):
         recorder = recorder.outer
     return recorder
-
-
-def _memory_of(tracer: Tensor) -> int:
-    return internals.storage_id(internals.memory_in(tracer))
 
 
 def _of_memory(recorder: Recorder, name: str, tensor: Tensor, natural: Callable[[], Any]) -> Any:

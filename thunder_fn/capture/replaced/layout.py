@@ -16,6 +16,7 @@ contiguous `clone`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,6 +131,15 @@ def _check_address(recorder: Recorder, var: Var, offset: int | None) -> None:
         )
 
 
+def _with_args(
+    recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> tuple[Var, ...]:
+    """Record an op on other arguments, with results of the same types."""
+    types = tuple(type_of_value(value) for value in ops.flatten_result(result))
+    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
+    return recorder.emit(ops.leaf(ops.overload_named(name)), tuple(args), types, options)
+
+
 def _with_output_as_computed(
     recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Var, ...]:
@@ -144,9 +154,7 @@ def _with_output_as_computed(
     )
     (laid,) = recorder.emit(ops.CONTIGUOUS, (turned,), (turned.type,), ())
     new[place] = _emit(recorder, aten.transpose.int, (laid, 1, 2), out.shape, out)
-    types = tuple(type_of_value(value) for value in ops.flatten_result(result))
-    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
-    return recorder.emit(ops.leaf(ops.overload_named(READS_OUTPUT)), tuple(new), types, options)
+    return _with_args(recorder, READS_OUTPUT, new, kwargs, result)
 
 
 def _on_clones(
@@ -167,9 +175,7 @@ def _on_clones(
         var = new[position]
         if isinstance(var, Var):
             new[position] = _clone(recorder, var, args[position].shape, args[position])
-    types = tuple(type_of_value(value) for value in ops.flatten_result(result))
-    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
-    return recorder.emit(ops.leaf(ops.overload_named(name)), tuple(new), types, options)
+    return _with_args(recorder, name, new, kwargs, result)
 
 
 # ---- matrix factorisations ----
@@ -188,11 +194,7 @@ def _factor(
         matrix = matrix.mT
         var = _emit(recorder, aten.transpose.int, (var, -2, -1), matrix.shape, matrix)
     var = _clone(recorder, var, matrix.shape, matrix)
-    types = tuple(type_of_value(value) for value in result)
-    options = tuple((key, recorder.encode(value)) for key, value in kwargs.items())
-    return recorder.emit(
-        ops.leaf(ops.overload_named(name)), (var, *map(recorder.encode, rest)), types, options
-    )
+    return _with_args(recorder, name, (var, *map(recorder.encode, rest)), kwargs, result)
 
 
 # ---- addresses ----

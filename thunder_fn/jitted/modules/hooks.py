@@ -188,7 +188,7 @@ def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[
             bindings.append(
                 (
                     functools.partial(getattr, cell, "cell_contents"),
-                    _cell_setter(cell),
+                    functools.partial(setattr, cell, "cell_contents"),
                     cell.cell_contents,
                 )
             )
@@ -208,7 +208,3 @@ def _of_function(function: types.FunctionType, bindings: list[Any]) -> Iterator[
             yield outside[name]
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-
-
-def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:
-    return functools.partial(setattr, cell, "cell_contents")

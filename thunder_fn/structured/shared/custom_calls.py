@@ -139,8 +139,7 @@ class Call(Rule):
     @property
     def rules(self) -> Sequence[Callable[..., Any]]:
         """The functions of which the rule is made."""
-        rule = self.function.rule
-        return rule if isinstance(rule, tuple) else (rule,)
+        return as_tuple(self.function.rule)
 
     @property
     def name(self) -> str:
@@ -443,17 +442,16 @@ def make_call(
     marks = tuple(map(Literal, pytree.statics(leaves)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     own = args if any(map(pytree.is_node, args)) else None
-    own = own and pytree.with_own_parts(args, pytree.unflatten(*_marked(args)))
+    own = own and pytree.with_own_parts(args, pytree.tree_map(_mark, args))
     call, watch = kind(function, len(args), spec, marks, tuple(static), paths, own), observer()
     if watch is not None and call.has_foreign:
         call = replace(call, begun=watch.moment())
     return call, tensors
 
 
-def _marked(tree: Any) -> tuple[pytree.PyTreeSpec, tuple[Any, ...]]:
-    """The structure of a tree, and its leaves with a mark in the place of each tensor."""
-    leaves, spec = pytree.flatten(tree)
-    return spec, pytree.statics(leaves)
+def _mark(leaf: Any) -> Any:
+    """`TENSOR` for a tensor; anything else as it is."""
+    return TENSOR if isinstance(leaf, torch.Tensor) else leaf
 
 
 class KeywordOnly(CustomRuleError, NotImplementedError):
@@ -674,6 +672,11 @@ def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
             ),
         )
     return value
+
+
+def as_tuple(found: Any) -> tuple[Any, ...]:
+    """The results of a function that returns one, or a tuple of them."""
+    return found if isinstance(found, tuple) else (found,)
 
 
 def pair_of(found: Any, what: str, where: str) -> tuple[Any, Any]:
