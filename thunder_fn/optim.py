@@ -30,8 +30,8 @@ from thunder_fn.errors import OptimizerError, callable_name, kind_of, spelled
 from thunder_fn.garbage import no_collections
 from thunder_fn.interpreters.partial_eval import follows_from, partial_eval
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Literal, Trace, TraceBuilder, Var, cut, type_of, type_of_value
-from thunder_fn.ir.walking import inline_into
+from thunder_fn.ir.trace import Literal, Trace, Var, cut, type_of, type_of_value
+from thunder_fn.ir.walking import begun_with
 from thunder_fn.spellings import no_such_name
 
 State = dict[str, Any]
@@ -195,8 +195,7 @@ class _Updates:
 
 def _constant(trace: Trace) -> Trace:
     """The trace with results through which no gradient goes."""
-    builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, builder.take(trace.input_types))
+    builder, results = begun_with(trace)
     stopped = (builder.add(ops.STOP_GRADIENT, (atom,), (type_of(atom),)) for atom in results)
     return builder.build(tuple(var for (var,) in stopped))
 

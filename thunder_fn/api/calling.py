@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
 from thunder_fn import torch_internals as internals
@@ -24,6 +23,7 @@ from thunder_fn.errors import (
     NotDifferentiable,
     TraceTypeError,
     UnknownOption,
+    callable_name,
     kind_of,
     located,
 )
@@ -71,7 +71,7 @@ def run(name: str, new: Trace, inputs: Sequence[Any], captured: Captured) -> tup
         with internals.without_function_modes():
             return run(name, new, inputs, captured)
     tensors = (one for one in inputs if isinstance(one, Tensor))  # the others are strides
-    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
+    is_followed = internals.any_followed(tensors)
     is_eager = captured.is_kept and current() is None and not internals.is_intercepted()
     if is_followed and captured.writes and current() is None:
         new, inputs = _before_writes(captured, new, inputs)
@@ -207,7 +207,7 @@ class Transformed:
     @property
     def without_function(self: T) -> T:
         """The options of the transform, with something of the function's name in its place."""
-        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        name = callable_name(self.fn)
         return replace(self, fn=Named(name))  # type: ignore[type-var]
 
     @property

@@ -19,6 +19,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
 from thunder_fn.capture.captured import Write
 from thunder_fn.capture.layouts import strides_of_outputs
+from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import in_scope, user_source
@@ -328,8 +329,7 @@ def _replay_equation(
                 (equation.outputs[0].type,),
             )
         case "leaf":
-            result = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
-            return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
+            return ops.run(equation.op, args, kwargs)
         case "composite":
             body, operands = equation.body, [env[var.index] for var in equation.operands]
             kind = "function" if ops.is_call(equation.op) else "composite"
@@ -450,21 +450,18 @@ def write_back(
     shows = captured.aliases or captured.joints or captured.shared or captured.own_leaves
     if not (captured.writes or captured.effects or shows):
         return tuple(outputs[:count])
-    place: Callable[[int | torch.Tensor], torch.Tensor] = lambda it: (
-        inputs[it] if isinstance(it, int) else it
-    )
     first = count + len(captured.writes)
     for one, value in zip(captured.writes, outputs[count:first], strict=True):
-        _change(one, place(one.target), value)
+        _change(one, tensor_at(one.target, inputs), value)
     results, placed = list(outputs), set[int]()
     for alias in captured.aliases:
-        target = place(alias.source)
+        target = tensor_at(alias.source, inputs)
         if alias.is_written and recorder is None and not is_wrapped(target):
             results[alias.result] = alias.in_place_of(target, results[alias.result])
             placed.add(alias.result)
     join(captured, captured.trace, inputs, results)
     for shared in captured.shared:
-        source = place(shared.source)
+        source = tensor_at(shared.source, inputs)
         if shared.is_same:
             results[shared.result] = source
         elif recorder is None and captured.writes and shared.result not in placed:
@@ -609,8 +606,7 @@ def view_of_written(
         for equation, index in way[1]:
             named = specialize_equation(equation, _names(equation.operands, [value]))
             args, kwargs = python_args(named, lambda _, value=value: value)
-            found = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
-            value = ops.flatten_result(found)[index]
+            value = ops.run(equation.op, args, kwargs)[index]
     except RuntimeError:  # the memory is laid out in another way than the new value
         return None
     return value if internals.storage_id(value) == internals.storage_id(target) else None

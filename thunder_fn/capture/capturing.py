@@ -72,6 +72,7 @@ from thunder_fn.errors import (
     TracedFunctionError,
     UnsupportedCall,
     UnsupportedInput,
+    callable_name,
     kind_of,
 )
 from thunder_fn.garbage import no_collections
@@ -241,7 +242,7 @@ class _Options:
     @property
     def name(self) -> str:
         """The function's name, or that of its class."""
-        return getattr(self.f, "__name__", type(self.f).__name__)
+        return callable_name(self.f)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import KINDS
 from thunder_fn.capture.modules import holds_tracer
+from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.refusals import (
     DATA_DEPENDENT,
@@ -111,7 +112,7 @@ def check_aliases(
         if not constant.owned
     ]
     for target in targets:
-        tensor = tensors[target] if isinstance(target, int) else target
+        tensor = tensor_at(target, tensors)
         for other, position, alias in known:
             own = target if isinstance(target, int) else None
             if (position != own or alias is not tensor) and _have_one_memory(tensor, alias):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorded import leaves_of
 from thunder_fn.errors import UnsupportedCall, with_article
 from thunder_fn.ir.splitting import dependent
@@ -58,7 +59,7 @@ def tensors_of(
     flags: Sequence[Flag], tensors: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, bool]]:
     """The tensors of a call, or closed over, that the flags are about."""
-    return [(tensors[one] if isinstance(one, int) else one, flag) for one, flag in flags]
+    return [(tensor_at(one, tensors), flag) for one, flag in flags]
 
 
 @dataclass(slots=True, eq=False)

@@ -42,6 +42,11 @@ GRAD: Any = "grad"
 REQUIRES_GRAD: Any = "requires_grad"
 
 
+def tensor_at(target: int | torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor of a call that an index means; a closed-over tensor is itself."""
+    return tensors[target] if isinstance(target, int) else target
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
     """A place outside whose value is an input of the trace, read in each call.
@@ -65,7 +70,7 @@ class Feed:
             if self.is_item:
                 return value.item()
             return value if self.index is None else value[self.index]
-        return (tensors[self.holder] if isinstance(self.holder, int) else self.holder).grad
+        return tensor_at(self.holder, tensors).grad
 
 
 @dataclass(frozen=True, slots=True, eq=False)

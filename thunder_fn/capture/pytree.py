@@ -234,7 +234,7 @@ def paths(tree: Any, root: str = "") -> list[str]:
     return paths_of(flatten(tree)[1], root)
 
 
-def paths_of(spec: PyTreeSpec, root: str = "") -> list[str]:
+def paths_of(spec: PyTreeSpec, root: str) -> list[str]:
     """The path of each leaf of a tree of this structure."""
     return [accessor.codify(root) for accessor in spec.accessors()]
 

@@ -15,7 +15,7 @@ from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import CaptureError, UnsupportedOutput
+from thunder_fn.errors import CaptureError, UnsupportedOutput, callable_name
 from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Var, as_dim
 
 
@@ -130,7 +130,7 @@ def check_own_leaves(
     roots = list(map(internals.node_of, inner))
     behind = {id(getattr(node, "variable", None)) for node in internals.nodes_behind(roots)}
     if any(id(results[place]) in behind for place, _ in own):
-        name = getattr(f, "__name__", type(f).__name__)
+        name = callable_name(f)
         what = (
             f"{name} returns a tensor that it makes require grad, and another result computed from"
             " it, whose backward outside would not reach it"

@@ -89,13 +89,11 @@ def remembered_in_context(maxsize: int) -> Callable[[Callable[P, R]], Callable[P
     return decorate
 
 
-def rules_in_context(
-    maxsize: int,
-) -> Callable[[Callable[Concatenate[C, P], R]], Callable[Concatenate[C, P], R]]:
+def rules_in_context(f: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
     """Remember the rules that are captured for calls of custom functions, but for the user's, apart
     for each context.
     """
-    return lambda f: remembered_unless_foreign(f, remembered_in_context(maxsize)(f), _context)
+    return remembered_unless_foreign(f, remembered_in_context(4096)(f), _context)
 
 
 def _context() -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def bind_followed(
     values: Sequence[torch.Tensor],
     bind: Bind,
     apply: Apply,
-    split: SplitRule | None = None,
+    split: SplitRule | None,
 ) -> tuple[Any, ...]:
     """Bind an equation as one node of autograd's graph. `apply` records a half of its split.
 

@@ -53,7 +53,7 @@ from thunder_fn.ir.trace import (
     python_arg,
     python_args,
 )
-from thunder_fn.ir.walking import inline_into, resized
+from thunder_fn.ir.walking import begun_with, resized
 
 SCAN = Op("structured", "scan")
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
@@ -437,8 +437,7 @@ def _has_sizes_in_data(rule: Trace, wanted: Sequence[Type]) -> bool:
 
 
 def _of_these_sizes(rule: Trace, wanted: Sequence[Type], single: Trace) -> Trace:
-    builder = TraceBuilder(rule.name)
-    found = inline_into(builder, rule, builder.take(rule.input_types))
+    builder, found = begun_with(rule)
     name = f"vmap of {single.equations[0].op}"
     return builder.build(
         tuple(

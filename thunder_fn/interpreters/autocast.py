@@ -51,7 +51,7 @@ from thunder_fn.ir.trace import (
     supplying,
     type_of,
 )
-from thunder_fn.ir.walking import inline_into, walk
+from thunder_fn.ir.walking import begun_with, walk
 
 Policy = Callable[[Equation], Any]
 
@@ -289,8 +289,7 @@ def ending_in(body: Trace, types: tuple[Type, ...]) -> Trace:
     """The body with its results cast to these types."""
     if body.output_types == types:
         return body
-    builder = TraceBuilder(body.name)
-    results = inline_into(builder, body, builder.take(body.input_types))
+    builder, results = begun_with(body)
     return builder.build(
         tuple(
             cast(builder, atom, type.dtype) if isinstance(type, TensorType) else atom

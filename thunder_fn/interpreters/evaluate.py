@@ -132,7 +132,7 @@ def _apply(
             case "leaf" if has_rule:
                 results = _evaluate_ruled(equation, env, args, kwargs)
             case "leaf":
-                results = evaluate_leaf(equation, args, kwargs)
+                results = ops.run(equation.op, args, kwargs)
             case "composite":
                 results = evaluate(equation.body, [env[var.index] for var in equation.operands])
             case "structured":
@@ -159,7 +159,7 @@ def _evaluate_collective(
     from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
-    run = lambda: evaluate_leaf(equation, args, kwargs)
+    run = lambda: ops.run(equation.op, args, kwargs)
     plain = lambda: run_collective(run, equation, operands, lambda: _text(equation))
     if equation.op.name == WAIT and not any(map(internals.is_functorch_wrapped, operands)):
         return plain()
@@ -173,15 +173,7 @@ def _evaluate_ruled(
     from thunder_fn.interpreters.under_autograd import follow  # evaluates
 
     operands = [env[var.index] for var in equation.operands]
-    return follow(equation, operands, lambda: evaluate_leaf(equation, args, kwargs))
-
-
-def evaluate_leaf(
-    equation: Equation, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Call a leaf's overload; its results in the order of the equation's outputs."""
-    result = internals.runnable(ops.overload(equation.op))(*args, **kwargs)
-    return () if ops.returns_nothing(equation.op) else ops.flatten_result(result)
+    return follow(equation, operands, lambda: ops.run(equation.op, args, kwargs))
 
 
 def evaluate_rule(equation: Equation) -> EvaluateRule:

@@ -63,7 +63,7 @@ def follow(equation: Equation, operands: Sequence[Any], plain: Callable[[], Any]
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
     sends = ops.is_collective(equation.op) and any(map(internals.is_functorch_wrapped, tensors))
     is_inside = any(map(internals.is_legacy_batched, tensors))  # what autograd follows
-    is_followed = torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
+    is_followed = internals.any_followed(tensors)
     if is_inside or not (sends or is_followed):
         return plain()
     single = alone(equation)

@@ -22,7 +22,7 @@ from thunder_fn.ir import ops
 from thunder_fn.ir.memos import memo
 from thunder_fn.ir.rules import VMAP, Mask
 from thunder_fn.ir.trace import Atom, Dim, Equation, TensorType, Trace, TraceBuilder, Var
-from thunder_fn.ir.walking import inline_into, put, walk
+from thunder_fn.ir.walking import begun_with, inline_into, put, walk
 
 MOVEDIM = ops.leaf(torch.ops.aten.movedim.int)
 ROWS: dict[str, str] = {"torch.nn.functional.linear": "input"}
@@ -143,8 +143,7 @@ def expand_missing(
 
 def batched_outputs(trace: Trace, own: Mask, flags: Mask, size: Dim) -> Trace:
     """The first outputs get a batch dim where the flags say so; the others stay as they are."""
-    builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, builder.take(trace.input_types))
+    builder, results = begun_with(trace)
     return builder.build(expand_missing(builder, results, own, (*flags, *own[len(flags) :]), size))
 
 

@@ -7,7 +7,7 @@ PyTorch knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
 from thunder_fn.ir.memos import kept_of_ops, memo
 from thunder_fn.ir.trace import Arg, Literal, Op, Trace, TraceBuilder, Type, Var, as_arg
-from thunder_fn.torch_internals import OpOverload, argument_names, schema_of
+from thunder_fn.torch_internals import OpOverload, argument_names, runnable, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
 
 STOP_GRADIENT = Op("leaf", "aten.detach.default")
@@ -238,6 +238,12 @@ def flatten_result(result: Any) -> tuple[Any, ...]:
             for leaf in (item if isinstance(item, (list, tuple)) else (item,))
         )
     return (result,)
+
+
+def run(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Call a leaf's overload; its results in the order of its equation's outputs."""
+    result = runnable(overload(op))(*args, **kwargs)
+    return () if returns_nothing(op) else flatten_result(result)
 
 
 @kept_of_ops()

@@ -149,6 +149,12 @@ def put(
     return builder.copy(equation, supplying(operands), bodies=bodies, types=types)
 
 
+def begun_with(trace: Trace) -> tuple[TraceBuilder, tuple[Atom, ...]]:
+    """A builder with the inputs and equations of a trace, and the trace's outputs in it."""
+    builder = TraceBuilder(trace.name)
+    return builder, inline_into(builder, trace, builder.take(trace.input_types))
+
+
 def inline_into(
     builder: TraceBuilder, trace: Trace, arguments: Sequence[Atom], source: Source | None = None
 ) -> tuple[Atom, ...]:

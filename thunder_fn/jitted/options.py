@@ -341,9 +341,11 @@ def _read_verify(value: Any) -> bool | Choice["errors"]:
     return value
 
 
-def _read_flag(value: Any, name: str) -> bool:
+def _read_dynamic(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return read_marks(value)
     if not isinstance(value, bool):
-        raise JitError(f"jit: {name} is True or False, given {shown(value, 60)}")
+        raise JitError(f"jit: dynamic is True or False, given {shown(value, 60)}")
     return value
 
 
@@ -370,9 +372,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "verify": _read_verify,
     "numerics": lambda value: check_numerics(value, "jit"),
     "cache": _read_cache,
-    "dynamic": lambda value: (
-        read_marks(value) if isinstance(value, Mapping) else _read_flag(value, "dynamic")
-    ),
+    "dynamic": _read_dynamic,
     "static_argnums": _read_argnums,
     "static_argnames": _read_argnames,
     "donate_argnums": _read_argnums,

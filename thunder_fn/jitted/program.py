@@ -36,7 +36,7 @@ from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import ABSENT, HOLDERS
-from thunder_fn.capture.places import GRAD, Update, held_at, put
+from thunder_fn.capture.places import GRAD, Update, held_at, put, tensor_at
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
@@ -49,6 +49,7 @@ from thunder_fn.errors import (
     JitError,
     ThunderError,
     TracedFunctionError,
+    callable_name,
     kind_of,
     located,
 )
@@ -344,12 +345,12 @@ def grads_guard(grads: Sequence[GradRead]) -> Callable[..., bool]:
 
     def match(*tensors: torch.Tensor) -> bool:
         for tensor, known in expected:
-            given = tensors[tensor] if isinstance(tensor, int) else tensor
+            given = tensor_at(tensor, tensors)
             grad = given.grad if given.is_leaf or given.retains_grad else None
             if (grad is None) != (known is None) or (known is not None and grad is not known()):
                 return False
-        fed = [(tensors[place] if isinstance(place, int) else place).grad for place in places]
-        if any(map(internals.has_hooks, (tensors[p] if isinstance(p, int) else p for p in leaves))):
+        fed = [tensor_at(place, tensors).grad for place in places]
+        if any(internals.has_hooks(tensor_at(place, tensors)) for place in leaves):
             return False
         return all(grad is not None for grad in fed) and (not fed or of_types(*fed))
 
@@ -511,13 +512,13 @@ def with_statics(f: Callable[..., Any], call: Call) -> Callable[..., Any]:
             **named,
         )
 
-    function.__name__ = getattr(f, "__name__", type(f).__name__)
+    function.__name__ = callable_name(f)
     return function
 
 
 def _transformed(transform: Callable[[Trace], Trace], trace: Trace) -> Trace:
     new: Any = transform(trace)
-    name = getattr(transform, "__name__", type(transform).__name__)
+    name = callable_name(transform)
     if not isinstance(new, Trace):
         raise JitError(f"jit: the transform {name} returned {kind_of(new)}, not a Trace")
     for what in ("input", "output"):

@@ -17,7 +17,7 @@ from thunder_fn.capture.apply import without_values
 from thunder_fn.capture.failures import check_argument
 from thunder_fn.capture.rewriting import is_to_be_fused
 from thunder_fn.distributed.groups import Group, group_of
-from thunder_fn.errors import RewriteError, is_int, kind_of
+from thunder_fn.errors import RewriteError, callable_name, is_int, kind_of
 from thunder_fn.interpreters.pipeline.programs import program_of
 from thunder_fn.interpreters.pipeline.schedules import SCHEDULES, Schedule, interleaved
 from thunder_fn.interpreters.pipeline.stages import Stage, stages_of
@@ -35,7 +35,7 @@ class _OfFirst:
 
     @property
     def __name__(self) -> str:
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
+        return callable_name(self.fn)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

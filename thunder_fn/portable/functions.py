@@ -14,7 +14,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, current, pytree
 from thunder_fn.capture.apply import write
-from thunder_fn.capture.numbers.arguments import Place, value_at
+from thunder_fn.capture.numbers.arguments import Place, has_own_input, value_at
 from thunder_fn.capture.outside.properties import FOUND, OF_MEMORY
 from thunder_fn.errors import TraceTypeError
 from thunder_fn.executors import Program, lower
@@ -59,7 +59,7 @@ class Arguments:
     @property
     def extra(self) -> tuple[Place, ...]:
         """The places of the inputs after the tensors."""
-        return tuple(place for _, place in self.symbols if place[1] is None or place[1] < 0)
+        return tuple(place for _, place in self.symbols if has_own_input(place))
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +244,7 @@ def portable_function(entry: Entry, call: Call) -> PortableFunction:
 def _arguments(entry: Entry, call: Call) -> Arguments:
     symbolic, count = entry.symbolic, len(call.tensors)
     symbols = () if symbolic is None else tuple(symbolic.places.items())
-    extra = [place for _, place in symbols if place[1] is None or place[1] < 0]
+    extra = [place for _, place in symbols if has_own_input(place)]
     leaves = tuple(
         TENSOR
         if isinstance(leaf, torch.Tensor)

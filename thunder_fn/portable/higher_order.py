@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from thunder_fn.interpreters.evaluate import evaluate_leaf
 from thunder_fn.ir import ops
 from thunder_fn.ir.symbols import bind, compute, symbols_of
 from thunder_fn.ir.trace import (
@@ -76,7 +75,7 @@ class Running:
                     raise not_exported(equation, "is an op that only this process has")
                 args = [self._read(arg, env) for arg in equation.args]
                 kwargs = {key: self._read(arg, env) for key, arg in equation.kwargs}
-                return evaluate_leaf(equation, args, kwargs)
+                return ops.run(equation.op, args, kwargs)
             case "composite":
                 return self.run(equation.body, operands)
             case "structured" if equation.op.name in _HIGHER_ORDER:

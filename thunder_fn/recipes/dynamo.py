@@ -39,6 +39,7 @@ from thunder_fn.errors import (
     RecipeError,
     TracedFunctionError,
     UnsupportedCall,
+    callable_name,
 )
 from thunder_fn.jitted import Jitted, Options, jit
 from thunder_fn.jitted.modules.module import (
@@ -287,7 +288,7 @@ class BreakingFunction(Jitted):
     @property
     def name(self) -> str:
         """The name of the function."""
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
+        return callable_name(self.fn)
 
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no call path serves."""

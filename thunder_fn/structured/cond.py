@@ -70,7 +70,7 @@ from thunder_fn.ir.trace import (
     Type,
     Var,
 )
-from thunder_fn.ir.walking import inline_into, resized
+from thunder_fn.ir.walking import begun_with, inline_into, resized
 from thunder_fn.structured.choice_types import (
     check_branches,
     check_names,
@@ -308,8 +308,7 @@ def _fill_slots(forward: Trace, count: int, slots: list[Type], own: list[int]) -
     """A branch's forward with a residual in each of its own slots, and zeros in the others."""
     # Before: operands -> outputs, own residuals
     # After:  operands -> outputs, slots
-    builder = TraceBuilder(forward.name)
-    results = inline_into(builder, forward, builder.take(forward.input_types))
+    builder, results = begun_with(forward)
     mine = dict(zip(own, results[count:], strict=True))
     filled = tuple(
         mine[index] if index in mine else zeros_of(builder, type)

@@ -147,7 +147,7 @@ def expanded(equation: Equation) -> Equation:
     return replace(equation, bodies=bodies)
 
 
-@rules_in_context(4096)
+@rules_in_context
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
     """Capture the rule for operands of these types; what it closes over become constants."""
     if hasattr(call, "capture"):  # not captured yet, or not in the file that it was read from

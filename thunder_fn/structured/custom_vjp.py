@@ -363,7 +363,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in tensor.shape) and tensor.is_contiguous()
 
 
-@rules_in_context(4096)
+@rules_in_context
 def _bodies_of_types(
     call: Any, types: tuple[Type, ...], being_captured: tuple[Any, ...], flags: tuple[Any, ...]
 ) -> tuple[list[Captured], Places]:

@@ -29,7 +29,7 @@ from thunder_fn.ir.trace import (
     Var,
     type_of_value,
 )
-from thunder_fn.ir.walking import inline_into
+from thunder_fn.ir.walking import begun_with, inline_into
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.custom_calls import Call
 from thunder_fn.structured.shared.side_effects import reads_of, without_side_effects
@@ -41,7 +41,7 @@ Places: TypeAlias = tuple[int | None, ...]
 # ---- capture ----
 
 
-@rules_in_context(4096)
+@rules_in_context
 def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Trace, Trace, Places]:
     """Capture fwd and bwd for operands of these types; what they close over become constants."""
     if hasattr(call, "capture"):  # not captured yet, or an executor's
@@ -111,7 +111,7 @@ def _capture_forward_and_backward(
 # ---- batching ----
 
 
-@rules_in_context(4096)
+@rules_in_context
 def capture_vmap(
     call: Any, types: tuple[Type, ...], batched: Mask, size: Dim, randomness: str
 ) -> tuple[Trace, Mask]:
@@ -147,7 +147,7 @@ def capture_vmap(
     return calls.with_inputs(captured.trace, wide), tuple(dim is not None for dim in dims)
 
 
-@rules_in_context(4096)
+@rules_in_context
 def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
     """Capture a function's own forward derivative; what it closes over become constants."""
     if isinstance(call, BatchedCall):
@@ -242,8 +242,7 @@ def batched_rule(
 
 
 def _gradients_for(trace: Trace, own: Mask, wanted: Sequence[bool], size: Dim) -> Trace:
-    builder = TraceBuilder(trace.name)
-    results = inline_into(builder, trace, builder.take(trace.input_types))
+    builder, results = begun_with(trace)
     outputs: list[Atom] = []
     for value, have, want in zip(results, own, wanted, strict=True):
         wide = value if have else expand(builder, value, size)

@@ -71,7 +71,7 @@ def custom_vmap_vmap_rule(
     return capture_rule(call, types, batched, size)
 
 
-@rules_in_context(4096)
+@rules_in_context
 def capture_rule(
     call: Any, types: tuple[Type, ...], batched: Mask, size: Dim
 ) -> tuple[Trace, Mask]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.interpreters.evaluate import evaluate
@@ -39,7 +37,7 @@ def differentiated_as_evaluate_rule(bodies: Sequence[Trace], *operands: Any) -> 
     recorder, (computed, differentiated) = current(), bodies
     if recorder is not None:
         return bind(recorder, ops.DIFFERENTIATED_AS, operands, tuple(bodies), computed.output_types)
-    followed = torch.is_grad_enabled() and any(map(internals.is_followed, operands))
+    followed = internals.any_followed(operands)
     return evaluate(
         differentiated if followed or internals.inside_torch_func() else computed, operands
     )

@@ -205,6 +205,7 @@ from thunder_fn.torch_internals.tensors import (
     OF_IMPLEMENTATION,
     PROPERTIES,
     alive,
+    any_followed,
     become_results,
     bits_between,
     bits_in_memory,

@@ -313,6 +313,11 @@ def version_probe(tensor: torch.Tensor) -> torch.Tensor:
     return probe
 
 
+def any_followed(tensors: Iterable[torch.Tensor]) -> bool:
+    """Test whether a derivative of a computation with the tensors may be taken."""
+    return torch.is_grad_enabled() and any(map(is_followed, tensors))
+
+
 def is_followed(tensor: torch.Tensor) -> bool:
     """Test whether autograd, or a transform of torch.func at some level, records computations with
     the tensor.

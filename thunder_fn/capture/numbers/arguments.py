@@ -24,6 +24,11 @@ Place = tuple[int, int | None]
 """A leaf of a call by position, and one of its dims; None for a number."""
 
 
+def has_own_input(place: Place) -> bool:
+    """Test for a number or a stride, which no tensor's type has."""
+    return place[1] is None or place[1] < 0
+
+
 @dataclass(frozen=True, slots=True)
 class Symbolic:
     """The arguments of a call with symbols in them.
@@ -42,11 +47,7 @@ class Symbolic:
         """The symbols that are inputs of their own, since no tensor's type has them: numbers and
         strides.
         """
-        return tuple(
-            (symbol, place)
-            for symbol, place in self.places.items()
-            if place[1] is None or place[1] < 0
-        )
+        return tuple((symbol, at) for symbol, at in self.places.items() if has_own_input(at))
 
 
 def symbolic_leaves(

@@ -400,7 +400,7 @@ def _computed(equation: Equation, values: dict[int, Any]) -> Sequence[Any]:
         return EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
     if kwargs.get("device") == torch.device("meta"):
         kwargs["device"] = torch.device("cpu")
-    return ops.flatten_result(internals.runnable(ops.overload(equation.op))(*args, **kwargs))
+    return ops.run(equation.op, args, kwargs)
 
 
 def _run(trace: Trace, inputs: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:

@@ -45,9 +45,9 @@ def _knows_symbols(file: str) -> bool:
     return file.startswith(_OURS) and not file.startswith(_OUTER)
 
 
-def _asked_by_user(depth: int = 2) -> bool:
+def _asked_by_user() -> bool:
     """Test whether the user's code asks, not PyTorch's or ours."""
-    return not _knows_symbols(sys._getframe(depth).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
+    return not _knows_symbols(sys._getframe(2).f_code.co_filename)  # pyright: ignore[reportPrivateUsage]
 
 
 class _Kind(type):

@@ -25,7 +25,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
 from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
-from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
+from thunder_fn.capture.outside.edges import Constant, constant, look
 from thunder_fn.capture.outside.effects import is_effect
 from thunder_fn.capture.outside.expressions import (
     TAGGED,
@@ -467,8 +467,7 @@ class Evaluator(Attributes):
         """An attribute of all tensors in modules from outside."""
         place = "answer", id(torch.Tensor), name
         if place not in self.edges:
-            asked = OfTensors(name, self.attributes_of_tensors())
-            self.edges[place] = Edge("answer", asked, None, asked.ask(), path)
+            self.ask(place, OfTensors(name, self.attributes_of_tensors()), path)
         return [self.reach(one, path) for one in self.edges[place].holder.values]
 
     def item_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
@@ -619,9 +618,7 @@ class Evaluator(Attributes):
         for cls in classes_in(self.value(classes, frame, memo)):
             place = "answer", id(cls), "registered"
             if is_a(cls, abc.ABCMeta) and place not in self.edges:
-                asked = Registered(cls)
-                path = f"what is registered with {cls.__name__}"
-                self.edges[place] = Edge("answer", asked, None, asked.ask(), path)
+                self.ask(place, Registered(cls), f"what is registered with {cls.__name__}")
             for name in members_of(cls):
                 for value in filter(self.is_outside, self.value(of, frame, memo)):
                     self.attribute(value, name, of, frame)
@@ -655,7 +652,7 @@ class Evaluator(Attributes):
                 found += self.by_method(callee, source, frame, memo)
             if is_a(callee, FUNCTIONS) or not self.is_outside(callee):
                 continue
-            self.attribute_of_class(callee, "__call__")
+            self.call_of_class(callee)
             if is_of_library(callee) and is_python(look("class", type(callee), "__call__")):
                 self.edge("content", callee, None, self.path(callee, text(target)))
         return found
@@ -737,11 +734,11 @@ class Evaluator(Attributes):
             self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
         return [self.reach(one, path) for one in found if one is not ABSENT]
 
-    def attribute_of_class(self, value: Any, name: str) -> None:
-        """Note a method that its class has for an operator."""
-        cls = type(value)
-        if is_a(look("class", cls, name), types.FunctionType) and not is_ours(module_of(cls)):
-            self.edge("class", cls, name, f"{cls.__name__}.{name}")
+    def call_of_class(self, callee: Any) -> None:
+        """Note the `__call__` that an object has from its class."""
+        cls = type(callee)
+        if is_a(look("class", cls, "__call__"), types.FunctionType) and not is_ours(module_of(cls)):
+            self.edge("class", cls, "__call__", f"{cls.__name__}.__call__")
 
     def whole(self, value: Any, path: str, depth: int = 2) -> None:
         """Take a value whole, because its use is not known. Of a method, that is its dict."""

@@ -165,8 +165,7 @@ class Reached:
         self.remember(value, path)
         self.iterator(value, path, is_used=False)
         if is_a(value, contextvars.Context):
-            asked = Question(dict, (value,))
-            self.edges["answer", id(value), None] = Edge("answer", asked, None, asked.ask(), path)
+            self.ask(("answer", id(value), None), Question(dict, (value,)), path)
         if is_a(value, VIEWS):
             for held in gc.get_referents(value):
                 self.content(held, path)
@@ -194,9 +193,12 @@ class Reached:
         """Ask a question about the process, as every call will."""
         place = "answer", id(function), arguments
         if place not in self.edges:
-            question = Question(function, arguments)
-            self.edges[place] = Edge("answer", question, None, question.ask(), path)
+            self.ask(place, Question(function, arguments), path)
         return self.edges[place].value
+
+    def ask(self, place: tuple[str, int, Any], question: Any, path: str) -> None:
+        """Ask a question, whose answer is an edge."""
+        self.edges[place] = Edge("answer", question, None, question.ask(), path)
 
     def remember(self, function: Any, path: str) -> None:
         """Note the content of `functools.lru_cache`, and guard that of `functools.singledispatch`.

@@ -25,7 +25,7 @@ from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.scopes import INSTEAD, user_source
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import MissingRule, UnsupportedCall
+from thunder_fn.errors import MissingRule, UnsupportedCall, callable_name
 from thunder_fn.structured.custom_vjp import custom_vjp
 
 Tensor = torch.Tensor
@@ -159,7 +159,7 @@ def _called(function: int, levels: int) -> Callable[[Tensor], Tensor]:
         if changed is None:
             return gradient.clone()
         if not isinstance(changed, Tensor) or changed.shape != gradient.shape:
-            name = getattr(hook, "__name__", type(hook).__name__)
+            name = callable_name(hook)
             raise RuntimeError(f"hook {name!r} has changed the size of value")
         return changed.clone()
 

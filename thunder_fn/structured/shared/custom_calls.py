@@ -329,7 +329,7 @@ class CustomFunction:
         """Raise if a result depends on a tensor from outside that is differentiated, where the
         rule is of the arguments alone.
         """
-        if self.is_differentiated and is_followed(pytree.tensors_in(result)):
+        if self.is_differentiated and internals.any_followed(pytree.tensors_in(result)):
             raise CustomRuleError(
                 f"{type(self).__name__}: {self.__name__} closes over a tensor that is"
                 " differentiated, and its rule says nothing of it",
@@ -344,7 +344,7 @@ class CustomFunction:
         recorder = current()
         if recorder is not None:
             return record(recorder, call, tensors)
-        if not is_followed(tensors):
+        if not internals.any_followed(tensors):
             result = self.f(*args, **kwargs)
             self.check_result(result)
             return result
@@ -749,11 +749,6 @@ def check_same_result(primal: Captured, other: Captured, where: str) -> None:
 
 
 # ---- outside a capture ----
-
-
-def is_followed(tensors: Sequence[torch.Tensor]) -> bool:
-    """Test whether a derivative of a computation with the tensors may be taken."""
-    return torch.is_grad_enabled() and any(map(internals.is_followed, tensors))
 
 
 def call_eagerly(f: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
