@@ -34,8 +34,6 @@ from thunder_fn.ir.trace import (
 Layouts = tuple[internals.Layout | None, ...]
 """The layouts of tensors; None for one that is contiguous as far as is known, and for a number."""
 
-_WRAPPERS = ("call", "checkpoint")
-
 
 def strides_of_outputs(
     trace: Trace, inputs: Sequence[torch.Tensor]
@@ -93,7 +91,7 @@ def _layouts(trace: Trace, given: Layouts) -> Layouts:
     mode = internals.fake_mode()
     env = [*given, *(internals.layout_of(internals.fake_like(mode, one)) for one in constants)]
     for equation in trace.equations:
-        if equation.op.kind == "composite" or equation.op.name in _WRAPPERS:
+        if ops.computes_body(equation.op):
             env += _layouts(equation.body, tuple(env[var.index] for var in equation.operands))
         else:
             env += _results(mode, equation, env)

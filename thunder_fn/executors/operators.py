@@ -124,7 +124,7 @@ class Operator:
         if recorder is not None:
             return self._record(recorder, *lift_call(recorder, args, kwargs))
         call = _Arguments.of(args, kwargs)
-        if not calls.is_followed(call.tensors) and not any(map(is_wrapped, call.tensors)):
+        if not internals.any_followed(call.tensors) and not any(map(is_wrapped, call.tensors)):
             return self.fn(*args, **kwargs)
         return calls.call_eagerly(
             lambda *tensors: call.with_tensors(tensors).apply(self), call.tensors

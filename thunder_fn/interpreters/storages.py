@@ -13,9 +13,6 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var, python_args
 
-WRAPPERS = ("call", "checkpoint")
-"""Structured ops that compute what their body computes."""
-
 
 def values_without_numbers(mode: Any, trace: Trace, inputs: Sequence[Any]) -> list[Any]:
     """The variables of a trace, by index, as fake tensors of the mode; those of bodies are kept
@@ -27,7 +24,7 @@ def values_without_numbers(mode: Any, trace: Trace, inputs: Sequence[Any]) -> li
     for constant in trace.constants:
         env.append(internals.fake_like(mode, constant.tensor))
     for equation in trace.equations:
-        if equation.op.kind == "composite" or equation.op.name in WRAPPERS:
+        if ops.computes_body(equation.op):
             body = values_without_numbers(
                 mode, equation.body, [env[var.index] for var in equation.operands]
             )

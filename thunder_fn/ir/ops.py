@@ -180,6 +180,15 @@ def refuses_values(trace: Trace) -> bool:
     )
 
 
+ON_OPERANDS = ("call", "checkpoint")
+"""Structured ops that compute what their one body computes of the operands."""
+
+
+def computes_body(op: Op) -> bool:
+    """Test for an op that computes what its one body computes of the operands."""
+    return op.kind == "composite" or op.name in ON_OPERANDS
+
+
 @kept_of_ops()
 def is_view(op: Op) -> bool:
     """Test whether the output shares memory with an input."""

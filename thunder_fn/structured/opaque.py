@@ -39,8 +39,8 @@ from thunder_fn.ir.trace import (
     TraceBuilder,
     Type,
 )
-from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
+from thunder_fn.torch_internals import any_followed
 
 OPAQUE = Op("structured", "opaque")
 
@@ -94,7 +94,7 @@ def opaque_evaluate_rule(
     recorder = current()
     if recorder is not None:
         return bind(recorder, OPAQUE, operands, (), call.types, call=call)
-    if calls.is_followed([value for value in operands if isinstance(value, torch.Tensor)]):
+    if any_followed([value for value in operands if isinstance(value, torch.Tensor)]):
         raise missing("autograd", call)
     return call.run(*operands)
 

@@ -238,10 +238,6 @@ HOOK_FLAGS = (
 )
 
 
-# Private names are what this package is about, and PyTorch's stubs leave many of them out.
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
-
-
 def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Make the state that the first step makes before it updates anything, for gradients of the
     parameters' types.

@@ -173,10 +173,6 @@ def opened(trace: Trace, wanted: Mask) -> Trace:
     return opened(unfolded(trace, lambda _: next(flags)), wanted)
 
 
-_ON_OPERANDS = ("call", "checkpoint")
-"""Structured ops that run their one body on the operands."""
-
-
 def history_of(trace: Trace, atom: Atom) -> Atom:
     """Return the variable with the same gradient as this one, behind all changes made where
     gradients are off.
@@ -191,7 +187,7 @@ def history_of(trace: Trace, atom: Atom) -> Atom:
         if source and source[0].type == atom.type:
             atom = source[0]
             continue
-        if equation.op.kind != "composite" and equation.op.name not in _ON_OPERANDS:
+        if not ops.computes_body(equation.op):
             break
         inner = history_of(equation.body, equation.body.outputs[index])
         if not isinstance(inner, Var) or inner not in equation.body.inputs:

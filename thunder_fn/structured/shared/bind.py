@@ -75,13 +75,9 @@ def bind(
     )
     wrapped = [value if is_wrapped(value) else recorder.lift(value) for value in values]
     draws = any(map(ops.has_effects, bodies))
-    if draws and op.name in _ON_OPERANDS and not internals.is_batching():  # op by op, draws once
+    if draws and op.name in ops.ON_OPERANDS and not internals.is_batching():  # op by op, draws once
         return replay(recorder, bodies[0], wrapped)
     return tuple(_Wrapped.apply(single, *wrapped)) if types else ()  # type: ignore[no-untyped-call]
-
-
-_ON_OPERANDS = ("call", "checkpoint")
-"""Ops that are their body on the operands."""
 
 
 def _check_draws_once(trace: Trace) -> None:
