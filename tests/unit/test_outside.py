@@ -810,6 +810,61 @@ def test_a_profiler_goes_on() -> None:
         sys.setprofile(before)
 
 
+def a_number_of_now() -> int:
+    return uuid.uuid4().int % 7
+
+
+def test_what_another_thread_asks_meanwhile_is_asked_here_too() -> None:
+    """`sys.monitoring` disables an event for all threads."""
+    begun, asked = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        begun.wait(60)
+        a_number_of_now()
+        asked.set()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        asked.wait(60)
+        return x * a_number_of_now()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for g in (f, lambda x: x * a_number_of_now()):
+        with pytest.warns(OutsideWarning, match=r"the answer of uuid\.uuid4"):
+            jit(g)(X)
+    thread.join()
+
+
+def of_other_tools(o: SimpleNamespace) -> float:
+    return o.k
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
+def test_other_tools_that_monitor() -> None:
+    """What a tool disabled is disabled for the next one in its place. Without a place, nothing is watched."""
+    tools: Any = sys.monitoring  # type: ignore[attr-defined]
+    start, o = tools.events.PY_START, SimpleNamespace(k=2.0)
+    jitted = jit(lambda x: x * of_other_tools(o))
+    if frames._monitor.tool >= 0:
+        tools.free_tool_id(frames._monitor.tool)
+    taken = [one for one in range(6) if tools.get_tool(one) is None]
+    try:
+        for one in taken:
+            tools.use_tool_id(one, "other")
+            tools.register_callback(one, start, lambda code, at: tools.DISABLE)
+            tools.set_events(one, start)
+        of_other_tools(o)
+        with pytest.raises(UnsupportedCall, match=r"all tool ids of `sys\.monitoring` are in use"):
+            jitted(X)
+    finally:
+        for one in taken:
+            tools.set_events(one, 0)
+            tools.free_tool_id(one)
+    for o.k in (2.0, 3.0):
+        assert torch.equal(jitted(X), X * o.k)
+
+
 def test_other_threads_are_not_watched() -> None:
     cfg, other = SimpleNamespace(k=2.0), SimpleNamespace(k=1.0)
 

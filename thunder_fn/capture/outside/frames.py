@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.hooks import as_hook
 from thunder_fn.ir.memos import unset_in_memos
 from thunder_fn.ir.scoped import setting
@@ -63,6 +64,8 @@ _MACHINERY = frozenset(
     )
 )
 _HAS_MONITORING = sys.version_info >= (3, 12)
+_NAME = "thunder_fn"
+"""The name among the tools of `sys.monitoring`."""
 
 
 class Observer(Protocol):
@@ -106,9 +109,10 @@ class Observer(Protocol):
     def called(self, function: Any) -> None:
         """Note that a frame of the user's code calls a function of C."""
 
-    def asks(self, code: types.CodeType, names: dict[str, Any]) -> bool:
+    @staticmethod
+    def asks(code: types.CodeType, names: dict[str, Any]) -> bool:
         """Test whether code whose frames are passed over, with these globals, asks what answers
-        anew each time.
+        anew each time. All observers say the same.
         """
         ...
 
@@ -314,25 +318,45 @@ def _passed(
 class _Monitor:
     """The process's use of `sys.monitoring`, while at least one thread captures. Other threads'
     frames are told to nobody. Calls are watched while an observer hears them.
+
+    Python disables an event for all threads, and may keep that until the code is changed. So what
+    is passed over depends on the code alone, and on no thread's observer.
     """
 
     def __init__(self) -> None:
         self.lock, self.users, self.hearing, self.tool = threading.Lock(), 0, 0, -1
+        self.asks: Callable[[types.CodeType, dict[str, Any]], bool] = lambda code, names: True
 
-    def start(self, *, hears_calls: bool) -> None:
+    def start(self, observer: Observer) -> None:
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         with self.lock:
-            self.users += 1
-            self.hearing += hears_calls
-            if self.users == 1:
+            if self.tool < 0 or monitoring.get_tool(self.tool) != _NAME:
                 self.register()
+            self.users += 1
+            self.hearing += observer.hears_calls
+            self.asks = observer.asks
             self.watch()
 
     def register(self) -> None:
-        """Register as a tool, and hear of frames and calls."""
+        """Register as a tool for as long as the process runs. Python would give the next tool in
+        this place the events that this one disabled as disabled, and the other way round.
+
+        Raises:
+            UnsupportedCall: other tools have all the places that Python has.
+        """
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
-        self.tool = next(one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None)
-        monitoring.use_tool_id(self.tool, "thunder_fn")
+        free = [one for one in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(one) is None]
+        if not free:
+            raise UnsupportedCall(
+                "all tool ids of `sys.monitoring` are in use, so nothing sees what the function"
+                " reads from outside",
+                source=None,
+                fix="Free one: `sys.monitoring.free_tool_id`.",
+            )
+        self.tool = free[0]
+        monitoring.use_tool_id(self.tool, _NAME)
+        monitoring.restart_events()
         for event in (events.PY_START, events.PY_RESUME):
             monitoring.register_callback(self.tool, event, _started)
         for event in (events.PY_RETURN, events.PY_YIELD):
@@ -355,14 +379,13 @@ class _Monitor:
         )
         monitoring.set_events(self.tool, frames | events.CALL if self.hearing else frames)
 
-    def stop(self, *, hears_calls: bool) -> None:
+    def stop(self, observer: Observer) -> None:
         with self.lock:
             self.users -= 1
-            self.hearing -= hears_calls
+            self.hearing -= observer.hears_calls
             if self.users == 0:
                 monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
                 monitoring.set_events(self.tool, 0)
-                monitoring.free_tool_id(self.tool)
             else:
                 self.watch()
 
@@ -372,22 +395,21 @@ _monitor = _Monitor()
 
 @contextmanager
 def _monitored(observer: Observer) -> Generator[None]:
-    _monitor.start(hears_calls=observer.hears_calls)
+    _monitor.start(observer)
     try:
         yield
     finally:
-        _monitor.stop(hears_calls=observer.hears_calls)
+        _monitor.stop(observer)
 
 
 def _started(code: types.CodeType, offset: int) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     observer = _told.get()
-    if not _is_told(frame):
-        if observer is None or not observer.asks(code, frame.f_globals):
-            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-        observer.asked_inside(frame)
-    elif observer is not None:
-        observer.started(frame)
+    is_told = _is_told(frame)
+    if not is_told and not _monitor.asks(code, frame.f_globals):
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+    if observer is not None:
+        (observer.started if is_told else observer.asked_inside)(frame)
     return None
 
 

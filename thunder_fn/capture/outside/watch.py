@@ -148,7 +148,8 @@ class Watch(Evaluator):
                 written, Constant(written, frame.f_code.co_filename, frame.f_lineno)
             )
 
-    def asks(self, code: types.CodeType, names: dict[str, Any]) -> bool:
+    @staticmethod
+    def asks(code: types.CodeType, names: dict[str, Any]) -> bool:
         """Test whether code of a library asks what answers anew each time."""
         return asks_anew(code, names)
 
