@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -72,12 +72,6 @@ class Alias:
             return self.of(source)
         return with_memory(value, self.of(source.detach()))
 
-    def among(self, variables: Sequence[Var], *values: Any) -> Alias:
-        """Return the alias with numbers in place of expressions over the symbols that the variables
-        bind.
-        """
-        return self.with_numbers(_number_in(variables, values))
-
     def with_numbers(self, number: Callable[[Any], Any]) -> Alias:
         """Return the alias with other numbers, each of which is computed from the one it had."""
         return dataclasses.replace(
@@ -133,12 +127,6 @@ class Joint:
         )
         return dataclasses.replace(self, views=tuple(views), count=size * count)
 
-    def among(self, variables: Sequence[Var], *values: Any) -> Joint:
-        """Return the joint with numbers in place of expressions over the symbols that the variables
-        bind.
-        """
-        return self.with_numbers(_number_in(variables, values))
-
     def with_numbers(self, number: Callable[[Any], Any]) -> Joint:
         """Return the joint with other numbers, each of which is computed from the one it had."""
         views = tuple(view.with_numbers(number) for view in self.views)
@@ -177,6 +165,9 @@ class Joint:
                 _fill(view.of(memory), value)
 
 
+Known = TypeVar("Known", Alias, Joint)
+
+
 def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a view of a memory, each element of an expanded one once."""
     for dim, stride in enumerate(target.stride()):
@@ -185,10 +176,12 @@ def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
     target.copy_(value)
 
 
-def _number_in(variables: Sequence[Var], values: Sequence[Any]) -> Callable[[Any], Any]:
-    """The function that computes expressions over the symbols that the variables bind."""
+def at_call(one: Known, variables: Sequence[Var], *values: Any) -> Known:
+    """Return an alias or joint with numbers for expressions over the symbols that the variables
+    bind.
+    """
     known = bind(variables, values)
-    return lambda number: compute(number, known) if isinstance(number, Expr) else number
+    return one.with_numbers(lambda it: compute(it, known) if isinstance(it, Expr) else it)
 
 
 def with_memory(value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -211,8 +204,9 @@ def aliases_of(
 ) -> Iterator[Alias]:
     """Find results that show memory of arguments and of tensors from outside.
 
-    Of an expanded tensor autograd gives each element of a view by its place in memory the mean of
-    the gradients there, so that the result has this memory and the history of its value.
+    An expanded tensor has several elements at one place in memory. There autograd gives each
+    element of a view by its place the mean of the gradients. So the result has this memory, and the
+    history of its value.
     """
     if recorder.outer is not None:
         return

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Captured, Shared, pytree
+from thunder_fn.capture.aliases import at_call
 from thunder_fn.capture.captured import Write
 from thunder_fn.capture.layouts import strides_of_outputs
 from thunder_fn.capture.places import tensor_at
@@ -501,8 +502,9 @@ def join(
     size: Dim | None = None,
     at: Sequence[int] | None = None,
 ) -> None:
-    """Lay results of a function, or what a transform of its trace gives for each of them, into one
-    memory if they have elements in common in eager mode.
+    """Lay results of a function into one memory if they have elements in common in eager mode.
+
+    The results may also be what a transform of the function's trace gives for each of them.
 
     Args:
         results: one for each, None for one that does not exist.
@@ -518,7 +520,7 @@ def join(
             places = [place if at is None else at[place] for place in joint.results]
             values = joined(recorder, trace, places, values)
         elif len(set(map(internals.storage_id, values))) > 1:
-            known = joint.among(captured.trace.inputs, *inputs) if joint.is_symbolic else joint
+            known = at_call(joint, captured.trace.inputs, *inputs) if joint.is_symbolic else joint
             values = (known if size is None else known.batched(size)).of(*values)
         for place, value in zip(joint.results, values, strict=True):
             results[place] = value

@@ -191,9 +191,11 @@ def beginning(given: Any = ()) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Findings of earlier attempts for the next one: the numbers (`places`) that have to be inputs,
-    the tensors that require grad from the beginning, the optimizers that were met, and the places
-    of other objects that f reads and writes tensors to.
+    """Findings of earlier attempts for the next one.
+
+    `places` are those of the numbers that have to be inputs. `flags` tell which tensors require
+    grad from the beginning. `met` are the optimizers that were met. `written` are the places of
+    other objects that f reads tensors from and writes them to.
     """
 
     places: frozenset[Any]

@@ -67,11 +67,12 @@ class Flags:
     """The flags that one recorder knows: of tracers as they were `given`, by identity, each with
     its first variable.
 
-    `early` are tracers that required no grad until the function said so, before anything was
-    computed from them, and `late` those for which it said so afterwards. `off` are those that
-    require no grad any more, with their variables, and what is computed with instead: a constant
-    for autograd. `begun` are the tensors from outside that require grad from the beginning because
-    the function will say so, and `said` has the flags that it has set, both by identity.
+    `early` and `late` are tracers that required no grad until the function said so. It said so
+    before anything was computed from the `early` ones, and afterwards for the `late` ones. `off`
+    are those that require no grad any more, with their variables, and what is computed with
+    instead: a constant for autograd. `begun` are the tensors from outside that require grad from
+    the beginning because the function will say so. `said` has the flags that it has set. Both are
+    by identity.
     """
 
     recorder: Recorder

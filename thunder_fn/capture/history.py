@@ -230,8 +230,9 @@ class History:
     def _laid_out(
         self, one: torch.Tensor, other: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Two tensors as they lie in one memory, or in two that are linked as wholes, such as that
-        of a tensor and of its `detach`; None if they do not.
+        """Two tensors as they lie in one memory; None if they do not.
+
+        Two memories that are linked as wholes, as those of a tensor and its `detach`, count as one.
         """
         memories = internals.memory_in(one), internals.memory_in(other)
         first, second = map(internals.storage_id, memories)
@@ -378,9 +379,9 @@ class History:
         are_results: bool = False,
         is_linked: bool = False,
     ) -> None:
-        """Forbid changes of a result and its source, or of two results, which share memory in eager
-        mode and not in the trace, while both live. If they are linked, forbid changes that autograd
-        would follow.
+        """Forbid changes of a result and its source, or of two results, while both live. They share
+        memory in eager mode, and not in the trace. If they are linked, forbid only changes that
+        autograd would follow.
         """
         memories = [internals.memory_in(source), internals.memory_in(result)]
         ids = {internals.storage_id(memory) for memory in memories}
@@ -389,8 +390,8 @@ class History:
         self._apart.append((ids, watches, name, other, is_linked))
 
     def check_not_parted(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Raise if one of the tensors shares memory with another in eager mode but not here, or if
-        autograd does not follow a change of both.
+        """Raise if one of the tensors shares memory with another in eager mode but not here. Raise
+        also if autograd does not follow a change of both.
         """
         if not self._apart:
             return

@@ -67,7 +67,8 @@ def check_overlaps(  # noqa: PLR0913 - the call, and what is known of memory
                 " write to the tensor that is expanded, or to a clone"
             )
         for place, other in enumerate(others):
-            is_beside = _is_foreach(name) and place % len(changed) == number
+            # an op on lists computes each tensor from those beside it
+            is_beside = name.startswith("_foreach_") and place % len(changed) == number
             is_beside &= len(others) % len(changed) == 0
             pair = laid_out(tensor, other)
             is_elementwise = is_beside or _is_in_place(func) or _is_copied_first(name, args, other)
@@ -88,11 +89,6 @@ def _check_written_once(
         what = f"`{name}` writes to the same memory by several of its tensors"
         fix = "Call it for one tensor at a time."
         raise AliasedMutation(what, source=source, fix=fix)
-
-
-def _is_foreach(name: str) -> bool:
-    """Test for an op on lists of tensors, which computes each from those beside it."""
-    return name.startswith("_foreach_")
 
 
 def _is_copied_first(name: str, args: Sequence[Any], other: torch.Tensor) -> bool:

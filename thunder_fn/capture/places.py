@@ -147,8 +147,8 @@ def held_at(holder: Any, key: Any) -> Any:
 
 
 def put(holder: Any, key: Any, value: Any) -> None:
-    """Store a value in an entry of a container, in all of it, in a cell, slot or class, or in the
-    `.grad` or `requires_grad` of a tensor.
+    """Store a value in a place: an entry of a container or all of it, a cell, a slot, or an
+    attribute of a class. Of a tensor it is the `.grad` or `requires_grad`.
     """
     if isinstance(holder, torch.Tensor):
         if value is False and not holder.is_leaf:  # `detach_`

@@ -327,8 +327,8 @@ class ScopeMode(TorchFunctionMode):
         return as_python(result) if recorder.symbolic and func in METADATA else result
 
     def _is_unfollowed(self, tensor: Tensor) -> bool:
-        """Test for a question about a tensor that its level does not follow, by other code than
-        ours and that of autograd, which goes through all levels.
+        """Test for a question about a tensor that its level does not follow. Our code and that of
+        autograd go through all levels, so their questions do not count.
         """
         frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         asker = frame.f_globals.get("__name__", "")

@@ -178,9 +178,11 @@ def indices_written(held: Any) -> set[int]:
 
 
 def _items_stored(one: Snapshot) -> list[Change]:
-    """Find the items of a list or deque that the function has replaced by index, with tensors or
-    at an index that only the function knows, and what it has appended to them; none where it has
-    called other methods.
+    """Find the items of a list or deque that the function has replaced or appended; none where it
+    has called other methods.
+
+    Items that are replaced count by index, if they hold tensors or only the function knows the
+    index.
     """
     watch, held = frames.observer(), one.container
     if watch is None or not is_a(held, SEQUENCES):

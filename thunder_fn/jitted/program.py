@@ -9,7 +9,7 @@ def execute(l0, l1):
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -19,7 +19,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import TENSOR, Alias, Captured, GradRead, capture, current
-from thunder_fn.capture.aliases import Joint, with_memory
+from thunder_fn.capture.aliases import Joint, at_call, with_memory
 from thunder_fn.capture.apply import (
     rebind,
     restride,
@@ -137,8 +137,8 @@ class Entry:
 
 
 def moved_numbers(known: Sequence[Entry], before: frozenset[Any]) -> frozenset[Any]:
-    """Add to these places of numbers in the state of optimizers those that have changed since the
-    programs were made, but for those that cannot be inputs.
+    """Add to these places the numbers outside that have changed since the programs were made, such
+    as those in the state of optimizers. Numbers that cannot be inputs are left out.
     """
     for entry in known:
         before |= frozenset(() if entry.outside is None else entry.outside.moved())
@@ -191,7 +191,7 @@ def _entry(
     decisions = decisions if symbolic is not None else ()
     before = close_over(captured.trace)[1]  # a transform may have let go of one
     targets = (one.target for one in captured.writes if isinstance(one.target, torch.Tensor))
-    closed_over = _distinct((*constants, *before, *targets))
+    closed_over = tuple({id(one): one for one in (*constants, *before, *targets)}.values())
     structure = structure_text(call.leaves, call.spec)
     return Entry(
         execute=execution.function(),
@@ -484,10 +484,6 @@ def places_of(
     return tuple(
         target if isinstance(target, int) else places.get(id(target)) for target in targets
     )
-
-
-def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
 def _check_clash(
@@ -806,8 +802,8 @@ class _Execution:
         return lines, put_together(skeleton(spec), leaves, self.names, spec)
 
     def texts(self, values: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return lines, and the text of each result. One that is made here, a view of a written
-        tensor, is made once by a line, however often and in whatever order it is returned.
+        """Return lines, and the text of each result. A view of a written tensor is made here, once
+        by a line, however often it is returned.
         """
         outputs = self.trace.outputs[: self.captured.num_results]
         found = [self.value(place, values) for place in range(len(outputs))]
@@ -921,7 +917,7 @@ class _Execution:
         """The expression for an alias or joint whose numbers are those of the call."""
         if not known.is_symbolic:
             return self.names.bind(known, "alias")
-        made = self.names.bind(partial(known.among, self.trace.inputs), "alias")
+        made = self.names.bind(partial(at_call, known, self.trace.inputs), "alias")
         return f"{made}({', '.join(self.inputs)})"
 
     def view(self, alias: Alias, source: str) -> str:

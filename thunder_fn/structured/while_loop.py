@@ -426,8 +426,8 @@ def _add_masked(
 
 
 def _masked_bodies(alive: Trace, new: Trace, num_consts: int) -> tuple[Trace, Trace]:
-    """Condition and body of a loop whose carries are a mask of the examples that run, their
-    carries, and the values that the body runs on.
+    """Condition and body of a loop over all examples. Its carries are a mask of the examples that
+    run, their carries, and the values that the body runs on.
     """
     # Before: alive: consts, carry -> mask                new: consts, carry -> carry
     # After:  outer: consts, (mask, carry, safe) -> any   inner: the same -> (mask, carry, safe)

@@ -271,8 +271,8 @@ class RecordingMode(FakeTensorMode):
     def numbers(self) -> Numbers:
         """The ShapeEnv of the symbols. Most captures have no symbols, and no such thing.
 
-        PyTorch's cache of results is off then: that of symbolic results belongs to the ShapeEnv, of
-        which each question for a rule has its own, so filling it costs more than it saves.
+        PyTorch's cache of results is off then. The cache of symbolic results belongs to the
+        ShapeEnv, and each question for a rule has its own. So filling it costs more than it saves.
         """
         if not isinstance(self.shape_env, Numbers):
             self.shape_env = Numbers(self._on_decision)

@@ -1,5 +1,7 @@
-"""Functionalization of one op, as FunctionalTensorMode does it, without asking again what
-depends on the op alone, and without the dispatcher where its kernel does no more than unwrap.
+"""Functionalization of one op, as FunctionalTensorMode does it.
+
+What depends on the op alone is asked once. The dispatcher is left out where its kernel does no more
+than unwrap.
 """
 
 # Private names are what this package is about, and PyTorch's stubs leave many of them out.

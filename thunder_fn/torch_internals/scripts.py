@@ -34,8 +34,11 @@ _DETACHES = {
 
 def closed_script(called: Any) -> tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]:
     """A script function, or a method of a script module, as a function of its arguments and of the
-    values that it reads, and a question for each of these: an attribute, or a constant that holds
-    tensors. It detaches by Python's `detach`, since autograd calls ATen's for its own purposes.
+    values that it reads.
+
+    There is a question for each value that it reads: an attribute, or a constant that holds
+    tensors. The function detaches by Python's `detach`, since autograd calls ATen's for its own
+    purposes.
 
     Raises:
         NotClosed: it writes to an attribute, or calls a method that is known only when it runs.

@@ -1,9 +1,9 @@
 """The values for which Python asks while it is traced: `if x.sum() > 0`, `float(x)`.
 
-A value that a function makes of sizes and numbers alone, such as a mask of ones, is the same in
-every call, so every capture knows it. A capture that serves one call, as that of an eager `grad`
-does, also knows what depends on the tensors of that call. A value is computed when it is asked for,
-from the equations recorded so far.
+Every capture knows a value that a function makes of sizes and numbers alone, such as a mask of
+ones: it is the same in every call. A capture that serves one call, as that of an eager `grad` does,
+also knows what depends on the tensors of that call. A value is computed when it is asked for, from
+the equations recorded so far.
 """
 
 from __future__ import annotations

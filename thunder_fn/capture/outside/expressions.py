@@ -50,10 +50,10 @@ Source: TypeAlias = tuple[Any, ...] | None
 
 @dataclass(slots=True)
 class Reading:
-    """A code object: its expressions and their lines, the sources of locals and comprehensions, and
-    the locals that are keys, with all that is assigned to them, if that is understood. `tagged`
-    are the locals that are asked for an attribute which tensors do not have by themselves.
+    """A code object: its expressions and their lines, and the sources of locals and comprehensions.
 
+    `keys` are the locals that are keys, with all that is assigned to them, if that is understood.
+    `tagged` are the locals that are asked for an attribute which tensors do not have by themselves.
     `constants` are the calls of what is named `constant`, each with its place.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in

@@ -75,8 +75,8 @@ class Observer(Protocol):
 
     hears_calls: bool
     before: dict[tuple[str, int, Any], tuple[Any, Any]]
-    """The places outside that the code of these frames writes to, (kind, id of the holder, key),
-    each with the holder and the value that it had.
+    """The places outside that the code of these frames writes to. A place is (kind, id of the
+    holder, key); each has the holder and the value that was there.
     """
     counted: dict[tuple[str, int, Any], tuple[Any, Any]]
     """The places whose old value nothing else reads, as in `before`."""

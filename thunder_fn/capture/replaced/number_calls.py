@@ -1,8 +1,8 @@
 """Calls of Python's builtins that return nothing but Python's own numbers: `int(n)`, `float(n)`,
 `len(x)`, `type(n)`, `min(n, 1)`, `max(n, 1)`.
 
-Python asks `n.__int__()` and takes no symbolic number for an answer. So a function whose call of
-such a builtin cannot be answered is traced again as a copy, in whose code the call goes to a
+Python asks `n.__int__()` and takes no symbolic number for an answer. So a function is traced again
+as a copy if its call of such a builtin cannot be answered. In the copy's code the call goes to a
 function of this module. The copy takes the place of the function as a lookaside does: inside that
 capture, and nowhere else.
 """

@@ -326,11 +326,11 @@ class _Slotted(torch.nn.Module):
 
 
 def _get_class(self: torch.nn.Module) -> type[torch.nn.Module]:
-    return type(getattr(self, SLOT).module)
+    return type(jit_of(self).module)
 
 
 def _set_class(self: torch.nn.Module, cls: type[torch.nn.Module]) -> None:
-    getattr(self, SLOT).module.__class__ = cls
+    jit_of(self).module.__class__ = cls
     _follow(self)
 
 
@@ -338,7 +338,7 @@ def _follow(self: torch.nn.Module) -> bool:
     """Take over a class that the module behind has got since, as from
     `register_parametrization`.
     """
-    cls = _class_of(type(getattr(self, SLOT).module), methods_of(self))
+    cls = _class_of(type(jit_of(self).module), methods_of(self))
     changed = type(self) is not cls
     if changed:
         object.__dict__["__class__"].__set__(self, cls)
@@ -354,24 +354,26 @@ def _attribute_of(cls: type[torch.nn.Module]) -> Callable[..., Any]:
     return __getattr__
 
 
+def _alike(self: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
+    """Jit another module as this one is."""
+    return with_forward(module, jit_of(self).again, methods_of(self))
+
+
 def _replicate(self: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(self, SLOT)
-    return with_forward(inner.module._replicate_for_data_parallel(), inner.again, methods_of(self))
+    return _alike(self, jit_of(self).module._replicate_for_data_parallel())
 
 
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
-    inner = getattr(self, SLOT)
+    inner = jit_of(self)
     return with_forward, (inner.module, inner.again, methods_of(self))
 
 
 def _copy(self: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(self, SLOT)
-    return with_forward(copy.copy(inner.module), inner.again, methods_of(self))
+    return _alike(self, copy.copy(jit_of(self).module))
 
 
 def _deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    inner = getattr(self, SLOT)
-    return with_forward(copy.deepcopy(inner.module, memo), inner.again, methods_of(self))
+    return _alike(self, copy.deepcopy(jit_of(self).module, memo))
 
 
 Methods = tuple[tuple[str, Callable[..., Any]], ...]

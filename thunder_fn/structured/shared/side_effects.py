@@ -118,7 +118,9 @@ class BodyWatch(Watch):
     def only_says(self) -> bool:
         """Test whether all that the bodies do to Python objects is to print and to log."""
         found = self.effects.found
-        self.effects.found = [one for one in found if one not in _SAYS and not _is_said(one)]
+        self.effects.found = [
+            one for one in found if one not in _SAYS and not one.startswith(_SAYS_IN)
+        ]
         return self.is_repeatable
 
     def changes(self) -> Iterator[Place]:
@@ -161,10 +163,6 @@ class BodyWatch(Watch):
 def _has_all(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """Test whether a dict has every entry that it had."""
     return all(now.get(key, ABSENT) is value for key, value in before.items())
-
-
-def _is_said(name: str) -> bool:
-    return name.startswith(_SAYS_IN)
 
 
 def without_side_effects(
