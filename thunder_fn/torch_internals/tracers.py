@@ -748,7 +748,7 @@ def memory_in(tracer: torch.Tensor) -> torch.Tensor:
 
 def memory_id(tracer: torch.Tensor) -> int:
     """A number that the views of a tracer share with it."""
-    return storage_id(memory_in(tracer))
+    return storage_id(tracer.elem)  # type: ignore[attr-defined]
 
 
 def is_whole(memory: torch.Tensor) -> bool:
