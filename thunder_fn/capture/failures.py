@@ -43,7 +43,7 @@ from thunder_fn.errors import (
     with_article,
 )
 from thunder_fn.ir.equations import operands_in
-from thunder_fn.ir.trace import Source, Trace, Var
+from thunder_fn.ir.trace import Source, Trace, Var, type_of_value
 from thunder_fn.lines import is_internal
 
 # ---- arguments and results ----
@@ -147,8 +147,6 @@ def _have_one_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def trace_type(tensor: torch.Tensor) -> str:
     """The type of a tensor as a trace prints it."""
-    from thunder_fn.ir.trace import type_of_value
-
     with internals.no_torch_function():
         return str(type_of_value(tensor))
 

@@ -185,6 +185,11 @@ def _items_of(node: Any) -> list[Any]:
     return [*children_of(node), *keys, *attributes.values()]
 
 
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A tuple, or the one of a single value: of a function's results, or of an index."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """The leaves with a value in the place of each mark, in order."""
     supply = iter(values)

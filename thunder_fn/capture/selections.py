@@ -193,7 +193,7 @@ def _have_one_memory(copy: Tensor, other: Tensor) -> bool:
 
 def _is_same(index: Any, other: Any) -> bool:
     """Test whether two indices are one, by the objects that they consist of."""
-    parts, others = (one if isinstance(one, tuple) else (one,) for one in (index, other))
+    parts, others = (pytree.as_tuple(one) for one in (index, other))
     return len(parts) == len(others) and all(
         a is b or (isinstance(a, (int, slice)) and type(a) is type(b) and a == b)
         for a, b in zip(parts, others, strict=True)

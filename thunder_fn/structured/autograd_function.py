@@ -41,7 +41,7 @@ from thunder_fn.structured.custom_vjp import bind_call
 from thunder_fn.structured.custom_vjp_rules import capture_vmap
 from thunder_fn.structured.opaque import opaque_evaluate_rule
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.custom_calls import Call, as_tuple
+from thunder_fn.structured.shared.custom_calls import Call
 
 
 class ChangesInputs(CaptureError):
@@ -170,7 +170,7 @@ class FunctionCall(Call):
         forward = functools.partial(self._run_on, context, given)
         output = self.call_on_own(forward, given) if on_own else forward(*self.args(given))
         if context.dirty and not self.copied:
-            outputs = enumerate(as_tuple(output))
+            outputs = enumerate(pytree.as_tuple(output))
             changed = [
                 index
                 for index, tensor in enumerate(given)
@@ -179,7 +179,7 @@ class FunctionCall(Call):
             raise ChangesInputs(
                 tuple((i, k) for k, value in outputs for i in changed if value is given[i])
             )
-        outputs = as_tuple(output)
+        outputs = pytree.as_tuple(output)
         pairs = zip(outputs, context.constants_among(outputs), strict=True)
         self.marked[:] = [
             flag for value, flag in pairs for leaf in pytree.flatten(value)[0] if _is_tensor(leaf)
@@ -208,14 +208,14 @@ class FunctionCall(Call):
             found = _example_of_result(self, recorder, types)
             if found is None:
                 raise
-        outputs = as_tuple(found)
+        outputs = pytree.as_tuple(found)
         run = _OpaqueForward(self.name, tuple(map(type_of_value, outputs)), self)
         results = opaque_evaluate_rule((), *given, call=run)
         return results if isinstance(found, tuple) else results[0]
 
     def _check_saved(self, context: Context, given: Sequence[Any], output: Any) -> None:
         """Refuse, as PyTorch does, to save an argument that `forward` returns as it is."""
-        outputs = as_tuple(output)
+        outputs = pytree.as_tuple(output)
         as_is = [x for x in given if any(x is value for value in outputs)]
         if not context.dirty and any(x is one for x in as_is for one in context.all_saved()):
             what = (
@@ -251,8 +251,8 @@ class FunctionCall(Call):
             tangent = given[place]
             given[place] = None if tangent is None else tangent.clone()
         found = self.function.jvp(context, *self.tree(given, lambda leaf: None))
-        outputs = as_tuple(output)
-        moved = as_tuple(found)
+        outputs = pytree.as_tuple(output)
+        moved = pytree.as_tuple(found)
         if len(moved) != len(outputs):
             raise CustomRuleError(
                 f"{self.name}.jvp must return one tangent for each output, {len(outputs)} of them,"
@@ -299,7 +299,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 def _map_outputs(output: Any, context: Context, given: Sequence[Any]) -> Any:
     """Cut off the results without a gradient. An argument as a result is a new tensor."""
-    outputs = as_tuple(output)
+    outputs = pytree.as_tuple(output)
     flags = zip(outputs, context.constants_among(outputs), strict=True)
     new = tuple(
         value.detach() if flag or any(value is one for one in given) else value
@@ -340,7 +340,7 @@ class ExtendedCall(FunctionCall):
         output, context = self.run(tensors)
         if self.forward:
             context.turn_forward()
-        outputs = as_tuple(output)
+        outputs = pytree.as_tuple(output)
         own = ("_needs", "_seen", "dirty", "_constant", "_saved_for_forward")
         kept = {key: value for key, value in vars(context).items() if key not in own}
         leaves, spec = pytree.flatten(kept)
@@ -385,7 +385,7 @@ class _Run:
         (self.notes,) = again.notes
         values = {
             "argument": tensors,
-            "result": as_tuple(output),
+            "result": pytree.as_tuple(output),
             "other": others,
         }
         return output, others, tuple(values[kind][index] for kind, index in self.notes[2])
@@ -477,7 +477,7 @@ class _Run:
         return once(gradient, self.name, [x for x in given if isinstance(x, torch.Tensor)])
 
     def _gradients(self, primal: Captured, gradients: Any) -> list[Any]:
-        found = as_tuple(gradients)
+        found = pytree.as_tuple(gradients)
         needs = self.call.floating(primal.trace.input_types)
         if len(found) < len(needs) or any(value is not None for value in found[len(needs) :]):
             raise CustomRuleError(
@@ -516,7 +516,7 @@ class _OpaqueForward:
         """
         with torch.no_grad():
             found = self.call.function.forward(*self.call.args(operands))
-        outputs = as_tuple(found)
+        outputs = pytree.as_tuple(found)
         types = tuple(map(type_of_value, outputs))
         if types != self.types:
             told, given = (", ".join(map(str, some)) for some in (self.types, types))
@@ -559,7 +559,7 @@ def _example_of_result(
             found = call.function.forward(*call.args(examples))
         except Exception:  # noqa: BLE001 - on values that the user has never passed
             return None
-    outputs = as_tuple(found)
+    outputs = pytree.as_tuple(found)
     return found if outputs and all(map(_is_tensor, outputs)) else None
 
 
@@ -568,7 +568,7 @@ def _cotangents(
 ) -> list[Any]:
     """One for each output: zeros, or None, for what has none, and None for what is no tensor."""
     found: list[Any] = []
-    for value in as_tuple(output):
+    for value in pytree.as_tuple(output):
         leaves = pytree.flatten(value)[0]
         inner = [_cotangent(given, next(types), next(absent)) for leaf in leaves if leaf is TENSOR]
         found.append(inner[0] if value is TENSOR else None)
@@ -785,7 +785,7 @@ def apply_graphs(operator: Any, fwd: Any, bwd: Any, *args: Any, **options: Any) 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             output, ctx.kept = fwd(*args)
-            outputs = as_tuple(output)
+            outputs = pytree.as_tuple(output)
             ctx.mark_non_differentiable(
                 *(outputs[i] for i in options.get("non_differentiable_idx", ()))
             )

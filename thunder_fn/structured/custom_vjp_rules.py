@@ -126,7 +126,7 @@ def capture_vmap(
             what = f"{call.name}: Expected its vmap to have two returns, (outputs, out_dims)"
             raise CustomRuleError(f"{what}; it returned {kind_of(result)}")
         outputs, out_dims = result
-        values = calls.as_tuple(outputs)
+        values = pytree.as_tuple(outputs)
         dims[:] = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(values)
         is_one = isinstance(out_dims, tuple) and not isinstance(outputs, tuple)
         if is_one or len(dims) != len(values):

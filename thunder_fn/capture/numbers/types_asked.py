@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.capture.instructions import instructions
 from thunder_fn.capture.numbers.python_numbers import Bool, Float, Int
 from thunder_fn.capture.outside.frames import is_user_file
@@ -45,7 +46,7 @@ def types_asked(
     steps = _comparing(code)
     names, others = set[str](), False
     stores = [step.argval for step in steps if step.opname.startswith("STORE")]
-    bound = {name for one in stores for name in (one if isinstance(one, tuple) else (one,))}
+    bound = {name for one in stores for name in (pytree.as_tuple(one))}
     for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
         if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue

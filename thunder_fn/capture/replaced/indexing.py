@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.arithmetic import is_found_in_data
 from thunder_fn.capture.numbers.scalars import number_of_constant
 from thunder_fn.capture.recorder import current
@@ -59,7 +60,7 @@ def _selected(x: Tensor, index: Any) -> Tensor | None:
     """The view where some of the index are symbols; None where there are none, or tensors and
     lists beside them.
     """
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = pytree.as_tuple(index)
     if not any(isinstance(part, torch.SymInt) for part in parts) or not all(map(_is_basic, parts)):
         return None
     places = list(_places(x, parts))
@@ -73,7 +74,7 @@ def _selected(x: Tensor, index: Any) -> Tensor | None:
 
 def _with_numbers(index: Any) -> Any:
     """The index with numbers for tensors in slices, which eager PyTorch reads."""
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = pytree.as_tuple(index)
     new = tuple(
         _slice_of_numbers(part) if isinstance(part, slice) else _scalar_of_data(part)
         for part in parts
@@ -102,7 +103,7 @@ def _in_front(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor]] | None:
 
     None where there are none, or lists and tensors of several elements beside them.
     """
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = pytree.as_tuple(index)
     if any(map(_is_scalar, parts)):
         parts = tuple(tensor(part) if isinstance(part, torch.SymInt) else part for part in parts)
     scalars = [part.reshape(1) for part in parts if _is_scalar(part)]

@@ -139,7 +139,7 @@ class Call(Rule):
     @property
     def rules(self) -> Sequence[Callable[..., Any]]:
         """The functions of which the rule is made."""
-        return as_tuple(self.function.rule)
+        return pytree.as_tuple(self.function.rule)
 
     @property
     def name(self) -> str:
@@ -672,11 +672,6 @@ def check_like(value: Any, type: Type, path: str, where: str) -> torch.Tensor:
             ),
         )
     return value
-
-
-def as_tuple(found: Any) -> tuple[Any, ...]:
-    """The results of a function that returns one, or a tuple of them."""
-    return found if isinstance(found, tuple) else (found,)
 
 
 def pair_of(found: Any, what: str, where: str) -> tuple[Any, Any]:
