@@ -221,7 +221,7 @@ def _known_array(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     to; None where they are unknown, or their derivative would be lost: no custom rule has it.
     """
     tracer = args[0]
-    if recorder.inside != CUSTOM_RULE and (tracer.is_floating_point() or tracer.is_complex()):
+    if recorder.inside != CUSTOM_RULE and internals.is_inexact(tracer):
         return None
     value = recorder.values.value(tracer)
     if value is None:

@@ -56,7 +56,7 @@ def reduce_scattered(flat: torch.Tensor, group: Group) -> torch.Tensor:
 
 def divided_gradient(x: torch.Tensor, size: float) -> torch.Tensor:
     """x, with gradients divided by the number of ranks that add theirs."""
-    if size == 1 or not (x.is_floating_point() or x.is_complex()):
+    if size == 1 or not internals.is_inexact(x):
         return x
 
     @custom_vjp

@@ -51,7 +51,7 @@ def is_on() -> bool:
 def spoil(tensor: torch.Tensor) -> torch.Tensor:
     """Fill a tensor with NaN, or with a number that is no likely result."""
     with torch.no_grad():
-        if tensor.is_floating_point() or tensor.is_complex():
+        if internals.is_inexact(tensor):
             return tensor.fill_(float("nan"))
         return tensor.fill_(True if tensor.dtype is torch.bool else MAGIC)
 
@@ -230,7 +230,7 @@ def _bits(value: Any) -> Any:
 
 def _is_near(one: Any, other: Any) -> bool:
     """Test whether one code may compute what the other does."""
-    if not isinstance(one, torch.Tensor) or not (one.is_floating_point() or one.is_complex()):
+    if not isinstance(one, torch.Tensor) or not internals.is_inexact(one):
         return True
     return torch.allclose(one, other, rtol=0.1, atol=0.1 * _largest(other), equal_nan=True)
 

@@ -671,7 +671,7 @@ def _apply(
         if changes is not None and changes.places:
             return _apply_in_place(recorder, call, tensors, changes)
         _check_batched(recorder, call, error)
-        found = [recorder.var_of(x) for x in tensors if _can_have_gradient(x)]
+        found = [recorder.var_of(x) for x in tensors if internals.is_inexact(x)]
         result = original(*args, **kwargs)
         _mark(recorder, call, [var for var in found if var is not None], result)
         return result
@@ -703,17 +703,13 @@ def _mark(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: 
     if not given or not torch.is_grad_enabled():
         return
     for leaf in pytree.flatten(result)[0]:
-        if not _is_tensor(leaf) or not _can_have_gradient(leaf):
+        if not _is_tensor(leaf) or not internals.is_inexact(leaf):
             continue
         if not (internals.is_tracer(leaf) and recorder.owns(leaf)):
             what = f"{call.name}: its forward changes tensors from outside, and returns one"
             fix = "Return a copy of it, or pass the tensors as arguments."
             raise CustomRuleError(what, fix=fix)
         recorder.history.made_by(leaf, call.name, given)
-
-
-def _can_have_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInputs | None:

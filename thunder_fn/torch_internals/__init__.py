@@ -220,6 +220,7 @@ from thunder_fn.torch_internals.tensors import (
     is_exclusive,
     is_followed,
     is_functorch_wrapped,
+    is_inexact,
     is_kept_by_autograd,
     is_leaf,
     is_legacy_batched,

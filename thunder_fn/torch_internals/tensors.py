@@ -153,13 +153,16 @@ def become_results(tensors: Iterable[torch.Tensor]) -> None:
     be changed in place. That counts as no write to them.
     """
     with torch.enable_grad(), outside_torch_func(), _disable_current_modes():
-        chosen = [
-            x for x in tensors if not x.requires_grad and (x.is_floating_point() or x.is_complex())
-        ]
+        chosen = [x for x in tensors if not x.requires_grad and is_inexact(x)]
         if chosen:
             before = tuple(x._version for x in chosen)
             _Result.apply(torch.empty(0, requires_grad=True), *chosen)
             torch._C._autograd._unsafe_set_version_counter(tuple(chosen), before)
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Test for a tensor of floats or of complex numbers, which may have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_write_to_leaf(error: BaseException | None) -> bool:

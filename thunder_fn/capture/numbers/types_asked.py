@@ -46,7 +46,7 @@ def types_asked(
     steps = _comparing(code)
     names, others = set[str](), False
     stores = [step.argval for step in steps if step.opname.startswith("STORE")]
-    bound = {name for one in stores for name in (pytree.as_tuple(one))}
+    bound = {name for one in stores for name in pytree.as_tuple(one)}
     for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
         if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue

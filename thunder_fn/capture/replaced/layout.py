@@ -373,7 +373,7 @@ def _taken_with_means(
         weights = torch.tensor(parts, dtype=torch.float64, **place).to(like.dtype)
         zeros = torch.zeros(len(elements), dtype=like.dtype, **place)
     value = _taken(recorder, var, like, index)
-    if len(every) == len(elements) or not (like.is_floating_point() or like.is_complex()):
+    if len(every) == len(elements) or not internals.is_inexact(like):
         return value
     given = [recorder.constant(one, owned=True) for one in (weights, zeros, target)]
     shares = _emit(
