@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -72,7 +72,7 @@ class Alias:
             return self.of(source)
         return with_memory(value, self.of(source.detach()))
 
-    def with_numbers(self, number: Callable[[Any], Any]) -> Alias:
+    def with_numbers(self, number: Callable[[Any], Any]) -> Self:
         """Return the alias with other numbers, each of which is computed from the one it had."""
         return dataclasses.replace(
             self,
@@ -127,7 +127,7 @@ class Joint:
         )
         return dataclasses.replace(self, views=tuple(views), count=size * count)
 
-    def with_numbers(self, number: Callable[[Any], Any]) -> Joint:
+    def with_numbers(self, number: Callable[[Any], Any]) -> Self:
         """Return the joint with other numbers, each of which is computed from the one it had."""
         views = tuple(view.with_numbers(number) for view in self.views)
         return dataclasses.replace(self, views=views, count=number(self.count))
@@ -165,7 +165,7 @@ class Joint:
                 _fill(view.of(memory), value)
 
 
-Known = TypeVar("Known", Alias, Joint)
+Known = TypeVar("Known", bound=Alias | Joint)
 
 
 def _fill(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -360,7 +360,7 @@ def _alike(self: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _replicate(self: torch.nn.Module) -> torch.nn.Module:
-    return _alike(self, jit_of(self).module._replicate_for_data_parallel())
+    return _alike(self, getattr(self, SLOT).module._replicate_for_data_parallel())
 
 
 def _reduce(self: torch.nn.Module, protocol: Any = None) -> tuple[Any, ...]:
