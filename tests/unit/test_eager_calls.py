@@ -5,6 +5,7 @@ import functools
 import gc
 import io
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -542,7 +543,6 @@ def _deleted() -> None:
 
 EFFECTS: dict[str, Callable[[], Any]] = {
     "in place": _in_place,
-    "deleted": _deleted,
     "append": lambda: LOG.append(1),
     "item": lambda: STATE.table.__setitem__(len(STATE.table), 1),
     "update": lambda: STATE.table.update({len(STATE.table): 1}),
@@ -580,6 +580,69 @@ def test_functions_with_effects_are_captured_each_time(name: str, captured: list
     for _ in range(3):
         same(tfn.grad(g)(torch.ones(3)), torch.full((3,), 2.0))
     assert len(captured) == 3
+
+
+def _counting() -> None:
+    if STATE.verbose:
+        STATE.count += 1
+
+
+def _clearing() -> None:
+    if STATE.verbose:
+        del STATE.table["gone"]
+
+
+def _filling() -> None:
+    if "filled" not in STATE.table:
+        STATE.table["filled"] = 3.0
+
+
+def _setting() -> None:
+    STATE.mode = "train"
+
+
+def _switching() -> None:
+    STATE.verbose, before = True, STATE.verbose
+    STATE.verbose = before
+
+
+LEFT_OUT: dict[str, Callable[[], Any]] = {
+    **{name: (lambda effect=effect: effect() if STATE.verbose else None) for name, effect in EFFECTS.items()},
+    "count": _counting,
+    "delete": _clearing,
+    "fill once": _filling,
+    "set what is there": _setting,
+    "set and put back": _switching,
+    "set and delete": _deleted,
+    "call a clock": lambda: time.time() if STATE.verbose else 0,
+    "open a file": lambda: open("nowhere") if STATE.verbose else 0,  # noqa: SIM115
+    "look at the system": lambda: os.path.exists("x") or subprocess.run(["x"]) if STATE.verbose else 0,
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_effects_that_are_left_out_count_for_nothing(name: str, captured: list[Any]) -> None:
+    """A branch that is not taken, and a write that changes nothing, leave a function that is pure."""
+    effect = LEFT_OUT[name]
+    STATE.verbose, STATE.mode = False, "train"
+    STATE.table.pop("gone", None)
+
+    def g(x: Tensor) -> Tensor:
+        effect()
+        return x.pow(2).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            same(tfn.grad(g)(torch.ones(3)), torch.full((3,), 2.0))
+        assert len(captured) <= (2 if name == "fill once" else 1)
+        same(tfn.jit(g)(torch.ones(3)), torch.tensor(3.0))
+    STATE.mode, STATE.table["gone"] = "eval", 5
+    STATE.table.pop("filled", None)
+    tfn.grad(g)(torch.ones(3))
+    assert name != "set what is there" or STATE.mode == "train"
+    assert name != "fill once" or STATE.table["filled"] == 3.0
+    assert name != "set and delete" or "gone" not in STATE.table
 
 
 def test_effects_of_statements(captured: list[Any]) -> None:

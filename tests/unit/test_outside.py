@@ -10,6 +10,7 @@ import decimal
 import functools
 import gc
 import importlib
+import json
 import logging
 import math
 import os
@@ -235,6 +236,36 @@ def test_answers_that_change_by_themselves_are_said_to_be_constants(
         jit(lambda x: x * ask())(X)
 
 
+class Registry:
+    """A class whose subclasses are asked for, as einops asks for its backends."""
+
+    scale = 2.0
+
+
+def registered(x: torch.Tensor) -> torch.Tensor:
+    for one in Registry.__subclasses__():
+        x = x * one.scale
+    return x
+
+
+def test_subclasses_are_guarded() -> None:
+    def check() -> None:
+        for _ in range(2):
+            assert torch.equal(jitted(X), registered(X))
+
+    jitted = jit(registered)
+    check()
+    more = type("More", (Registry,), {"scale": 3.0})
+    check()
+    more.scale = 5.0  # type: ignore[attr-defined]
+    check()
+    assert cache_info(jitted).misses == 3
+
+
+def unused(x: torch.Tensor) -> int:
+    return len(json.load(open(HERE))) if x.dim() == 7 else 0
+
+
 def said(x: torch.Tensor) -> torch.Tensor:
     say = lambda text: logging.getLogger("tests").warning(text)
     say("a number")
@@ -246,6 +277,8 @@ def said(x: torch.Tensor) -> torch.Tensor:
     [
         lambda x: x * tfn.constant(time.time()),
         lambda x: x * tfn.constant(uuid.uuid4().int % 7 + len(HERE.read_text())),
+        lambda x: x * (time.time() + len(open(HERE).read()) if len(x) == 0 else 1),  # noqa: SIM115
+        lambda x: registered(x) + unused(x),
         lambda x: said(x) + len(os.path.join("a", "b")) + threading.get_ident() * 0 + len(os.environ.get("TFN_K", "")),
     ],
 )

@@ -3,7 +3,8 @@ numbers.
 
 Those that the user's code names are found among its expressions. A library's function may ask
 them in its place, as `uuid.uuid4` asks for random numbers. Its frames are passed over, but for
-those whose code names such a function.
+those whose code names such a function. Both count where the function is called: a branch that is
+not taken asks nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ _NAMES: tuple[tuple[Any, str], ...] = (
     (queue.SimpleQueue, "get get_nowait qsize empty"),
     (threading, "enumerate"),
     (_thread.LockType, "locked"),
-    (type, "__subclasses__"),
     (gc, "isenabled get_threshold get_count get_objects"),
     (io.StringIO, "getvalue"),
     (io.BytesIO, "getvalue getbuffer"),
@@ -89,17 +89,35 @@ _ANSWERED = frozenset(
 """Code whose answer is guarded."""
 
 
-def answers_anew(function: Any) -> bool:
-    """Test for a function whose answer changes by itself, be it bound to an object or a class."""
+def _code_of(function: Any) -> types.CodeType | None:
+    """The code that Python runs for a call of a function or a class; None for one of C."""
+    called = vars(function).get("__init__") if isinstance(function, type) else function
+    return getattr(called, "__code__", None)
+
+
+_CODES = {id(code): one for one in _KNOWN.values() if (code := _code_of(one)) is not None}
+
+
+def known_as(function: Any) -> Any:
+    """The function whose answer changes by itself, as its module or class has it, for one that may
+    be bound to an object or a class, or for its code; None for another.
+    """
     if id(function) in _KNOWN:
-        return True
-    if type(function) is not types.BuiltinFunctionType:
-        return False
+        return function
+    if type(function) is types.CodeType:
+        return _CODES.get(id(function))
+    if type(function) is not types.BuiltinFunctionType or function.__name__ not in _WORDS:
+        return None
     of = function.__self__
     if of is None or type(of) is types.ModuleType:
-        return False
+        return None
     cls = of if isinstance(of, type) else type(of)
-    return id(inspect.getattr_static(cls, function.__name__, None)) in _KNOWN
+    return _KNOWN.get(id(inspect.getattr_static(cls, function.__name__, None)))
+
+
+def is_heard(known: Any) -> bool:
+    """Test for such a function whose calls are heard. Those of a class of C are not."""
+    return not isinstance(known, type) or _code_of(known) is not None
 
 
 def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:

@@ -175,6 +175,7 @@ ASKED_AGAIN: dict[int, Callable[..., Any]] = {
         torch.multiprocessing.get_sharing_strategy,
         *(getattr(torch, name) for name in (*ASKED, *CHANGED)),
         *(torch.autograd.is_multithreading_enabled, torch.autograd.is_view_replay_enabled),
+        type.__subclasses__,
     )
 } | {id(locale.setlocale): _locale_of}
 """Functions whose answer is asked for again in each call."""

@@ -22,6 +22,7 @@ import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.outside.anew import known_as
 from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
 from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
@@ -527,8 +528,7 @@ class Evaluator(Attributes):
         found = self.places(place, frame, memo)
         for kind, holder, key in found:
             self.counted.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
-        is_unknown = place[0] in ("attr", "item") and place[1] is None
-        if found or is_unknown:
+        if place[0] in ("attr", "item") and place[1] is None:
             self.effects.found.append("a write")
         return ()
 
@@ -717,6 +717,8 @@ class Evaluator(Attributes):
         if (function := ASKED_AGAIN.get(id(callee))) is None:
             return ()
         keys = [self.keys(one, frame, memo) for one in arguments]
+        if is_a(callee, types.MethodDescriptorType) and target[0] == "attr":
+            keys.insert(0, tuple(self.value(target[1], frame, memo)))
         path = f"the answer of {text(target)}"
         recorder = current()
         around = {} if recorder is None else recorder.call.answers
@@ -742,6 +744,7 @@ class Evaluator(Attributes):
 
     def whole(self, value: Any, path: str, depth: int = 2) -> None:
         """Take a value whole, because its use is not known. Of a method, that is its dict."""
+        self.hear(known_as(value))
         if is_a(value, types.MethodType):
             if is_a(value.__self__, dict):
                 self.whole(value.__self__, path, depth)

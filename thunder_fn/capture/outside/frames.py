@@ -69,8 +69,8 @@ _NAME = "thunder_fn"
 
 
 class Observer(Protocol):
-    """An observer of the frames of a capture. With `hears_calls`, it hears of calls that leave them
-    too.
+    """An observer of the frames of a capture. With `hears_calls`, it hears of all calls of
+    libraries that leave them, too.
     """
 
     hears_calls: bool
@@ -106,18 +106,18 @@ class Observer(Protocol):
     def thread_started(self, name: str) -> None:
         """Note that a thread is started, whose frames nobody sees."""
 
-    def called(self, function: Any) -> None:
-        """Note that a frame of the user's code calls a function of C."""
-
     @staticmethod
-    def asks(code: types.CodeType, names: dict[str, Any]) -> bool:
-        """Test whether code whose frames are passed over, with these globals, asks what answers
-        anew each time. All observers say the same.
+    def asks(of: Any, names: dict[str, Any]) -> bool:
+        """Test whether a function gives an answer that changes by itself, or whether code with
+        these globals, whose frames are passed over, does or may ask for one. All observers say the
+        same.
         """
         ...
 
-    def asked_inside(self, frame: types.FrameType) -> None:
-        """Note that a frame of such code begins."""
+    def called(self, function: Any, by: types.FrameType | None = None) -> None:
+        """Note a call by the user's code, or by a frame of code that asks: of a function of C, or
+        of a function by its code.
+        """
 
     def called_library(self, module: str, name: str) -> None:
         """Note that a frame of the user's code calls a function whose frames are passed over."""
@@ -266,50 +266,54 @@ def _profiled(observer: Observer) -> Generator[None]:
             restart()
 
 
+_PASSED, _ASKS, _TOLD = range(3)
+"""Kinds of code: what is passed over; of that, what `Observer.asks` is true for; the user's."""
+
+
+def _kind_of(frame: types.FrameType, asks: Callable[[Any, dict[str, Any]], bool]) -> int:
+    if _is_told(frame):
+        return _TOLD
+    return _ASKS if asks(frame.f_code, frame.f_globals) else _PASSED
+
+
 def _hook(observer: Observer) -> Callable[[types.FrameType, str, Any], None]:
-    told: dict[int, bool] = {}
-    asking: set[int] = set()
+    kinds: dict[int, int] = {}
     alive: list[types.CodeType] = []
-    """The codes whose identities are keys of `told`, or in `asking`."""
+    """The codes whose identities are keys of `kinds`."""
     hears_calls = observer.hears_calls
 
-    def meet(frame: types.FrameType) -> bool:
+    def meet(frame: types.FrameType) -> int:
         alive.append(frame.f_code)
-        found = told[id(frame.f_code)] = _is_told(frame)
-        asking.update(() if found else _asking(frame, observer))
+        found = kinds[id(frame.f_code)] = _kind_of(frame, observer.asks)
         return found
 
     def hook(frame: types.FrameType, event: str, value: Any) -> None:
         # Most events are those of PyTorch's own functions and calls of C, which nobody hears of.
-        found = told.get(id(frame.f_code))
+        found = kinds.get(id(frame.f_code))
         if event == "call":
             if found is None:
                 found = meet(frame)
-            if found:
+            if found == _TOLD:
                 observer.started(frame)
-            elif hears_calls or id(frame.f_code) in asking:
-                _passed(frame, observer, told, asking)
+            elif found or hears_calls:
+                _passed(frame, observer, kinds)
         elif found:
-            if event == "return":
+            if event == "c_call":
+                observer.called(value, None if found == _TOLD else frame)
+            elif event == "return" and found == _TOLD:
                 observer.ended(frame, value)
-            elif hears_calls and event == "c_call":
-                observer.called(value)
 
     return as_hook(hook)
 
 
-def _asking(frame: types.FrameType, observer: Observer) -> tuple[int, ...]:
-    return (id(frame.f_code),) if observer.asks(frame.f_code, frame.f_globals) else ()
-
-
-def _passed(
-    frame: types.FrameType, observer: Observer, told: dict[int, bool], asking: set[int]
-) -> None:
-    """Tell the observer of a frame of a library that begins."""
-    if id(frame.f_code) in asking:
-        observer.asked_inside(frame)
-    if observer.hears_calls and (back := frame.f_back) is not None and told.get(id(back.f_code)):
+def _passed(frame: types.FrameType, observer: Observer, kinds: dict[int, int]) -> None:
+    """Tell the observer of a frame of a library that begins, by who called it."""
+    back = frame.f_back
+    caller = _PASSED if back is None else kinds.get(id(back.f_code), _PASSED)
+    if observer.hears_calls and caller == _TOLD:
         observer.called_library(frame.f_globals.get("__name__", ""), frame.f_code.co_name)
+    if caller and kinds[id(frame.f_code)]:
+        observer.called(frame.f_code, None if caller == _TOLD else back)
 
 
 # ---- Python 3.12 and later ----
@@ -317,15 +321,15 @@ def _passed(
 
 class _Monitor:
     """The process's use of `sys.monitoring`, while at least one thread captures. Other threads'
-    frames are told to nobody. Calls are watched while an observer hears them.
+    frames are told to nobody.
 
     Python disables an event for all threads, and may keep that until the code is changed. So what
     is passed over depends on the code alone, and on no thread's observer.
     """
 
     def __init__(self) -> None:
-        self.lock, self.users, self.hearing, self.tool = threading.Lock(), 0, 0, -1
-        self.asks: Callable[[types.CodeType, dict[str, Any]], bool] = lambda code, names: True
+        self.lock, self.users, self.tool = threading.Lock(), 0, -1
+        self.asks: Callable[[Any, dict[str, Any]], bool] = lambda of, names: True
 
     def start(self, observer: Observer) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
@@ -333,7 +337,6 @@ class _Monitor:
             if self.tool < 0 or monitoring.get_tool(self.tool) != _NAME:
                 self.register()
             self.users += 1
-            self.hearing += observer.hears_calls
             self.asks = observer.asks
             self.watch()
 
@@ -366,28 +369,26 @@ class _Monitor:
         monitoring.register_callback(self.tool, events.CALL, _called)
 
     def watch(self) -> None:
-        """Set the events that somebody hears of."""
+        """Hear of frames and calls."""
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
         events = monitoring.events
-        frames = (
+        monitoring.set_events(
+            self.tool,
             events.PY_START
             | events.PY_RESUME
             | events.PY_THROW
             | events.PY_RETURN
             | events.PY_YIELD
             | events.PY_UNWIND
+            | events.CALL,
         )
-        monitoring.set_events(self.tool, frames | events.CALL if self.hearing else frames)
 
-    def stop(self, observer: Observer) -> None:
+    def stop(self) -> None:
         with self.lock:
             self.users -= 1
-            self.hearing -= observer.hears_calls
             if self.users == 0:
                 monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
                 monitoring.set_events(self.tool, 0)
-            else:
-                self.watch()
 
 
 _monitor = _Monitor()
@@ -399,17 +400,15 @@ def _monitored(observer: Observer) -> Generator[None]:
     try:
         yield
     finally:
-        _monitor.stop(observer)
+        _monitor.stop()
 
 
 def _started(code: types.CodeType, offset: int) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    observer = _told.get()
-    is_told = _is_told(frame)
-    if not is_told and not _monitor.asks(code, frame.f_globals):
+    if not _is_told(frame):
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-    if observer is not None:
-        (observer.started if is_told else observer.asked_inside)(frame)
+    if (observer := _told.get()) is not None:
+        observer.started(frame)
     return None
 
 
@@ -437,19 +436,27 @@ def _unwound(code: types.CodeType, offset: int, error: BaseException) -> Any:
 
 def _called(code: types.CodeType, offset: int, function: Any, first: Any) -> Any:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    if not _is_told(frame):
+    kind = _kind_of(frame, _monitor.asks)
+    if not kind and not _monitor.asks(function, {}):
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-    observer = _told.get()
-    if observer is None or not observer.hears_calls:
+    if (observer := _told.get()) is None:
         return None
+    by = None if kind == _TOLD else frame
     if isinstance(function, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
-        observer.called(getattr(first, function.__name__, function))
+        observer.called(getattr(first, function.__name__, function), by)
     elif isinstance(function, types.BuiltinFunctionType):
-        observer.called(function)
+        observer.called(function, by)
     else:
-        python = getattr(function, "__func__", function)
-        module = getattr(python, "__module__", None)
-        known = getattr(python, "__code__", None)
-        if known is not None and isinstance(module, str) and not is_watched(known, module):
-            observer.called_library(module, known.co_name)
+        _called_python(getattr(function, "__func__", function), observer, by)
     return None
+
+
+def _called_python(function: Any, observer: Observer, by: types.FrameType | None) -> None:
+    """Tell the observer of a call of a function or class of Python."""
+    python = vars(function).get("__init__") if isinstance(function, type) else function
+    module, code = getattr(python, "__module__", None), getattr(python, "__code__", None)
+    if code is None or not isinstance(module, str) or is_watched(code, module):
+        return
+    if observer.hears_calls and by is None and python is function:
+        observer.called_library(module, code.co_name)
+    observer.called(code, by)

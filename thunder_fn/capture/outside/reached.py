@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.outside.anew import answers_anew
+from thunder_fn.capture.outside.anew import is_heard, known_as
 from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, look
@@ -83,6 +83,10 @@ class Reached:
         self.arrays: dict[int, tuple[Any, str]] = {}
         """Arrays that are too large to be compared."""
         self.constants: dict[str, Constant] = {}
+        self.heard: set[int] = set()
+        """The functions that answer anew each time, and that were called."""
+        self.named: dict[int, list[Constant]] = {}
+        """Their answers, where code names them."""
         self.functions: dict[int, list[types.FunctionType]] = {}
         """The functions of a code object."""
         self.classes: dict[int, type] = {}
@@ -183,11 +187,19 @@ class Reached:
             self.reach(type(part), type(part).__name__, depth - 1)
 
     def asked(self, function: Any, path: str) -> None:
-        """Take the answer of a clock or of the file system as a constant."""
-        if self.stack and answers_anew(function):
+        """Take the answer of a clock or of the file system as a constant, once it is called."""
+        if self.stack and (known := known_as(function)) is not None:
             file, line = self.stack[-1].code.co_filename, self.stack[-1].line
             answer = Constant(f"the answer of {path}", file, line)
-            self.constants.setdefault(answer.text, answer)
+            self.named.setdefault(id(known), []).append(answer)
+            self.hear(known if id(known) in self.heard or not is_heard(known) else None)
+
+    def hear(self, known: Any) -> None:
+        """Note that a function that answers anew is called, or may be by code that is not seen."""
+        if known is not None:
+            self.heard.add(id(known))
+            for answer in self.named.pop(id(known), ()):
+                self.constants.setdefault(answer.text, answer)
 
     def answer(self, function: Callable[..., Any], arguments: tuple[Any, ...], path: str) -> Any:
         """Ask a question about the process, as every call will."""

@@ -27,7 +27,14 @@ from torch.distributions.utils import lazy_property
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
-from thunder_fn.capture.outside.anew import asks_anew, is_baked, is_dropped, library_called, name_of
+from thunder_fn.capture.outside.anew import (
+    asks_anew,
+    is_baked,
+    is_dropped,
+    known_as,
+    library_called,
+    name_of,
+)
 from thunder_fn.capture.outside.answers import Question
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame, locals_of
@@ -41,7 +48,6 @@ from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
-    PLAIN,
     Changed,
     content_of,
     dict_of,
@@ -149,9 +155,9 @@ class Watch(Evaluator):
             )
 
     @staticmethod
-    def asks(code: types.CodeType, names: dict[str, Any]) -> bool:
-        """Test whether code of a library asks what answers anew each time."""
-        return asks_anew(code, names)
+    def asks(of: Any, names: dict[str, Any]) -> bool:
+        """Test for a function that answers anew, for its code, or for code that names one."""
+        return known_as(of) is not None or (type(of) is types.CodeType and asks_anew(of, names))
 
     def asked_inside(self, frame: types.FrameType) -> None:
         """Take the answer of a library's function as a constant, which asks a clock or the file
@@ -174,10 +180,17 @@ class Watch(Evaluator):
             answer = Constant(f"the answer of {name_of(called)}", *place)
             self.constants.setdefault(answer.text, answer)
 
-    def called(self, function: Any) -> None:
-        """Note a call of C that a trace does not repeat."""
-        if self.aside is None and not is_collecting():
-            self.effects.called(function)
+    def called(self, function: Any, by: types.FrameType | None = None) -> None:
+        """Note a call of C that a trace does not repeat, or of what answers anew."""
+        if self.aside is not None or is_collecting():
+            return
+        known = known_as(function)
+        if by is not None and known is not None:
+            self.asked_inside(by)
+        elif by is None:
+            if self.hears_calls and is_a(function, types.BuiltinFunctionType):
+                self.effects.called(function)
+            self.hear(known)
 
     def stopped(self) -> None:
         """Let cached functions forget tracers. Each call of the program computes these answers.
@@ -249,13 +262,15 @@ class Watch(Evaluator):
         jitted module sees to its own.
         """
         own = {id(vars(one)) for one, _ in self.outside.values() if id(one) in self.own}
-        for (kind, identity, key), (holder, old) in (*self.before.items(), *self.any_items()):
+        counted = ((place, held) for place, held in self.counted.items() if held[1] is ABSENT)
+        places = *self.before.items(), *counted, *self.any_items()
+        for (kind, identity, key), (holder, old) in places:
             if kind == "content" or look(kind, holder, key) is not old:
                 continue
             path = f"{self.path(holder, 'a place')}[{key!r}]"
             if is_a(old, torch.Tensor):
                 self.unwritten_tensor(kind, holder, key, path)
-            elif is_a(old, (*PLAIN, *CONTAINERS)) and identity not in own:
+            elif identity not in own:
                 self.edge(kind, holder, key, path)
 
     def item_before(self, container: Any, index: int, value: Any) -> None:
@@ -317,11 +332,22 @@ class Watch(Evaluator):
     @property
     def is_repeatable(self) -> bool:
         """Test whether the function did nothing that its trace would not do, as far as is known:
-        no effect, no write to an object from outside, no read that cannot be guarded.
+        no effect, no change of an object from outside, no read that cannot be guarded.
         """
         effects, changed = self.effects.found, self.effects.changed
-        found = effects, self.written, self.drawn, self.arrays, self.constants, self.states
-        return not any(found) and not any(map(self.is_outside, changed))
+        found = effects, self.drawn, self.arrays, self.constants, self.states
+        is_pure = not any(found) and not any(map(self.is_outside, changed))
+        places = {**self.counted, **self.before}
+        return is_pure and all(self.is_unwritten(*one) for one in places.items())
+
+    def is_unwritten(self, place: tuple[str, int, Any], held: tuple[Any, Any]) -> bool:
+        """Test whether a place that the code may write to holds what it held. That it does is
+        guarded, so that a trace need not write it.
+        """
+        (kind, identity, key), (holder, old) = place, held
+        if kind != "content":
+            return look(kind, holder, key) is old
+        return identity in self.contents and self.contents[identity].is_unchanged
 
     def put_back(self) -> None:
         """Give places outside what they held before. What held numbers or tensors of the trace when

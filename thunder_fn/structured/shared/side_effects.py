@@ -90,17 +90,11 @@ class BodyWatch(Watch):
         if self.around is not None:
             self.around.thread_started(name)
 
-    def asked_inside(self, frame: types.FrameType) -> None:
-        """Note that a library asks what answers anew each time."""
-        super().asked_inside(frame)
+    def called(self, function: Any, by: types.FrameType | None = None) -> None:
+        """Note a call of C, or of what answers anew."""
+        super().called(function, by)
         if self.around is not None:
-            self.around.asked_inside(frame)
-
-    def called(self, function: Any) -> None:
-        """Note a call of C."""
-        super().called(function)
-        if self.around is not None and self.around.hears_calls:
-            self.around.called(function)
+            self.around.called(function, by)
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library."""
