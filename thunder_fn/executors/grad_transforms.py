@@ -298,9 +298,7 @@ def derive_rule(
                 return (*results, *(gradient for gradient in gradients if gradient is not None))
 
         joint.__name__ = f"{where}_grad"
-        (captured,) = calls.captured_bodies(
-            "grad_transform", (joint,), (calls.examples_of(operands),)
-        )
+        captured = calls.captured_body("grad_transform", joint, calls.examples_of(operands))
         return captured.trace, given, flags, tuple(put)
 
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):

@@ -233,8 +233,8 @@ def _replacement(transform: Function, single: Trace) -> Trace:
     replaced.__name__ = name
     types = equation.operand_types
     with rewritten_by(None), lookasides(LAYOUT_IS_UNKNOWN):
-        (captured,) = calls.inside_capture(
-            lambda: calls.captured_bodies(name, (replaced,), (calls.examples_of(types),))
+        captured = calls.inside_capture(
+            lambda: calls.captured_body(name, replaced, calls.examples_of(types))
         )
     found, wanted = captured.trace.output_types, equation.output_types
     if found != wanted:

@@ -182,7 +182,7 @@ class Operator:
             return call.with_tensors(tensors).apply(self._mean)
 
         meaning.__name__ = self.name
-        (captured,) = calls.captured_bodies(self.name, (meaning,), (call.tensors,))
+        captured = calls.captured_body(self.name, meaning, call.tensors)
         source = "like" if self.like is not None else "meta"
         if not captured.trace.outputs:
             raise self._misuse(f"{source} returned no tensor")
@@ -390,7 +390,7 @@ class _WithGradTransform:
         primal: Callable[..., Any] = lambda *tensors: call.with_tensors(tensors).apply(
             self.function
         )
-        (captured,) = calls.captured_bodies(operator.name, (primal,), (call.tensors,))
+        captured = calls.captured_body(operator.name, primal, call.tensors)
         rule = _OperatorRule(captured.trace, operator, call.layout, call.spec)
         return captured.result(
             bind(

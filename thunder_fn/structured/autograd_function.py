@@ -718,7 +718,7 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInpu
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
-        captured = calls.captured_body(lambda *tensors: call.run(tensors)[0], examples)
+        captured = calls.capture_writing(lambda *tensors: call.run(tensors)[0], examples)
     except ChangesInputs as found:
         return found
     except CaptureError:

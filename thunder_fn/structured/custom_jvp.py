@@ -156,7 +156,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> Trace:
 
     def run() -> Trace:
         examples = calls.examples_of(types[:count])
-        (captured,) = calls.captured_bodies("custom_jvp", (call.primal,), (examples,))
+        captured = calls.captured_body("custom_jvp", call.primal, examples)
         return capture_jvp(call, captured, examples).trace
 
     rule = calls.inside_capture(run, call.begun)
@@ -172,7 +172,7 @@ def capture_jvp(call: Any, primal: Captured, tensors: Sequence[Any]) -> Captured
         return call.jvp(primal, values[: len(types)], values[len(types) :])
 
     jvp.__name__ = f"{call.name}_jvp"
-    capture = lambda _: tuple(calls.captured_bodies("custom_jvp", (jvp,), ((*tensors, *tangents),)))
+    capture = lambda _: (calls.captured_body("custom_jvp", jvp, (*tensors, *tangents)),)
     with calls.capturing_rule_of(call.function):
         (captured,) = without_side_effects(
             "custom_jvp", (call.function.rule,), capture, is_rule=True, given=call.reached
@@ -329,7 +329,7 @@ class custom_jvp(calls.CustomFunction):
 
 
 def _bind(recorder: Recorder, call: JvpCall, tensors: Sequence[torch.Tensor]) -> Any:
-    captured = calls.captured_bodies("custom_jvp", (call.primal,), (tensors,))
+    captured = [calls.captured_body("custom_jvp", call.primal, tensors)]
     if call.function.has_rule and not calls.is_being_captured(call.function):
         # it is tried again, and fails, where a derivative asks for it
         with contextlib.suppress(CaptureError):

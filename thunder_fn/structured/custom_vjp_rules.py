@@ -50,7 +50,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Tra
 
     def run() -> Any:
         examples = calls.examples_of(types[:count])
-        (captured,) = calls.captured_bodies("custom_vjp", (call.primal,), (examples,))
+        captured = calls.captured_body("custom_vjp", call.primal, examples)
         fwd, bwd, places = capture_forward_and_backward(call, captured, examples)
         return fwd.trace, bwd.trace, places
 
@@ -86,7 +86,7 @@ def _capture_forward_and_backward(
     call: Any, primal: Captured, tensors: Sequence[Any]
 ) -> tuple[Captured, Captured, Places, list[Any]]:
     run = call.start()
-    (fwd,) = calls.captured_bodies("custom_vjp", (run.fwd,), (tensors,))
+    fwd = calls.captured_body("custom_vjp", run.fwd, tensors)
     run.check_forward(primal, fwd)
     count = primal.num_results
     kept, types = fwd.trace.output_types[count:], primal.trace.output_types
@@ -104,7 +104,7 @@ def _capture_forward_and_backward(
     if recorder is not None and kept and len(examples) == len(kept) + len(cotangents):
         recorder.values.give_results(examples[: len(kept)], fwd.trace, tensors)
     with reads_of(call.rules[-1], call.reached) as reads:
-        (captured,) = calls.captured_bodies("custom_vjp", (bwd,), (examples,))
+        captured = calls.captured_body("custom_vjp", bwd, examples)
     return fwd, captured, tuple(places), reads
 
 
@@ -140,9 +140,8 @@ def capture_vmap(
         )
 
     rule.__name__ = f"{call.name}_vmap"
-    (captured,) = calls.inside_capture(
-        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wide[:count]),)),
-        call.begun,
+    captured = calls.inside_capture(
+        lambda: calls.captured_body("custom_vjp", rule, calls.examples_of(wide[:count])), call.begun
     )
     return calls.with_inputs(captured.trace, wide), tuple(dim is not None for dim in dims)
 
@@ -168,9 +167,8 @@ def capture_jvp(call: Any, types: tuple[Type, ...], active: Mask) -> JvpRule:
 
     rule.__name__ = f"{call.name}_jvp"
     wanted = (*types[:count], *(types[index] for index in moving if index < count))
-    (captured,) = calls.inside_capture(
-        lambda: calls.captured_bodies("custom_vjp", (rule,), (calls.examples_of(wanted),)),
-        call.begun,
+    captured = calls.inside_capture(
+        lambda: calls.captured_body("custom_vjp", rule, calls.examples_of(wanted)), call.begun
     )
     builder = TraceBuilder(captured.trace.name)
     primals, tangents = builder.take(types), builder.take(types[index] for index in moving)

@@ -81,16 +81,15 @@ def capture_rule(
     flags: list[bool] = []
 
     def run() -> Captured:
-        (captured,) = calls.captured_bodies(
-            "custom_vmap", (call.primal,), (calls.examples_of(types[:count]),)
-        )
+        examples = calls.examples_of(types[:count])
+        captured = calls.captured_body("custom_vmap", call.primal, examples)
 
         def rule(*tensors: Any) -> Any:
             outputs, flags[:] = call.vmap(captured, size, batched[:count], tensors)
             return outputs
 
         rule.__name__ = f"{call.name}_vmap"
-        return calls.captured_bodies("custom_vmap", (rule,), (calls.examples_of(wide[:count]),))[0]
+        return calls.captured_body("custom_vmap", rule, calls.examples_of(wide[:count]))
 
     return calls.with_inputs(calls.inside_capture(run, call.begun).trace, wide), tuple(flags)
 
@@ -172,5 +171,5 @@ class custom_vmap(calls.CustomFunction):
         if recorder is None:
             return self.f(*args, **kwargs)
         call, tensors = self.call(VmapCall, args, kwargs)
-        captured = calls.captured_bodies("custom_vmap", (call.primal,), (tensors,))
-        return calls.bind_captured(recorder, CUSTOM_VMAP, call, captured, tensors, rule=call)
+        captured = calls.captured_body("custom_vmap", call.primal, tensors)
+        return calls.bind_captured(recorder, CUSTOM_VMAP, call, [captured], tensors, rule=call)

@@ -511,21 +511,15 @@ def capturing_rule_of(function: Any) -> AbstractContextManager[None]:
     return setting(_being_captured, (*being_captured(), function))
 
 
-def captured_bodies(
-    op: str, functions: Sequence[Callable[..., Any]], examples: Sequence[Sequence[Any]]
-) -> list[Captured]:
-    """Capture functions of tensors, none of which may write to its arguments. Tensors that a
-    capture around knows have their values inside.
-    """
-    found: list[Captured] = []
-    for function, tensors in zip(functions, examples, strict=True):
-        found.append(captured_body(function, tensors))
-        check_no_writes(op, function, found[-1])
-    return found
+def captured_body(op: str, function: Callable[..., Any], tensors: Sequence[Any]) -> Captured:
+    """Capture a function of tensors, which may not write to them."""
+    captured = capture_writing(function, tensors)
+    check_no_writes(op, function, captured)
+    return captured
 
 
-def captured_body(function: Callable[..., Any], tensors: Sequence[Any]) -> Captured:
-    """Capture a function of tensors."""
+def capture_writing(function: Callable[..., Any], tensors: Sequence[Any]) -> Captured:
+    """Capture a function of tensors. Those that a capture around knows have their values inside."""
     recorder = current()
     is_told = recorder is not None and recorder.values.is_of_call
     known, inside = (EVERY_LEAF, CUSTOM_RULE) if is_told else (None, "")
