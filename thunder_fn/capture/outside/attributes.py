@@ -157,18 +157,18 @@ class Attributes(Reached):
         if is_a(value, CONTAINERS):
             return self.items(value, path)
         if is_seen(method := look("class", type(value), "__getitem__")):
-            return self.waited(frame, [method])
+            return self.waited(frame, method)
         if is_a(value, _WEAK):
             return self.items(value, path)
         self.unseen(value, path, frame)
         return ()
 
-    def waited(self, frame: Frame, callees: list[Any]) -> Sequence[Any]:
-        """The results of the callees behind an attribute or item, which are known at the end of
-        the frame.
+    def waited(self, frame: Frame, callee: Any) -> Sequence[Any]:
+        """The results of the callee behind an attribute or item, which are known at the end of the
+        frame.
         """
         frame.waits = True
-        return results_of(frame, callees)
+        return results_of(frame, [callee])
 
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
@@ -292,7 +292,7 @@ class Attributes(Reached):
         """An attribute of a class as an object has it."""
         if is_a(found, types.FunctionType):
             return (frame.stand_in(types.MethodType, found, value),)
-        return self.waited(frame, [code_of(found)]) if hasattr(found, "__get__") else (found,)
+        return self.waited(frame, code_of(found)) if hasattr(found, "__get__") else (found,)
 
     def object_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:  # noqa: C901 - a branch for each kind of holder
         """An attribute of an object, of its own or of its class."""
@@ -332,7 +332,7 @@ class Attributes(Reached):
             cls: Any = type(value)
             for missing in (name, "__getattr__") if cls.__flags__ & HEAP_TYPE else ():
                 self.edge("class", cls, missing, path)
-            return self.waited(frame, [look("class", type(value), "__getattr__")])
+            return self.waited(frame, look("class", type(value), "__getattr__"))
         return self.class_attribute(value, name, path, frame)
 
     def own_attribute(self, value: Any, name: str, path: str) -> Any:
@@ -440,7 +440,7 @@ class Attributes(Reached):
             return (self.reach(value, path),)
         if not is_library_module(module):
             self.edge("key", held, name, path)
-            return self.waited(frame, [held.get("__getattr__")])
+            return self.waited(frame, held.get("__getattr__"))
         if type(module) is types.ModuleType:
             self.late.append((module, name, path))  # a `__getattr__` may import it
         if type(module) is not types.ModuleType and is_machinery(module.__name__):
