@@ -30,6 +30,7 @@ from thunder_fn.errors import CaptureError, UnsupportedInput
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import makers, needed
 from thunder_fn.ir.memory import is_view_step, view_path
+from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import (
     bind,
     made_by,
@@ -338,9 +339,7 @@ def _replay_equation(
             run: Callable[[], tuple[Any, ...]] = lambda: _replay(recorder, body, operands, source)
             return in_scope(recorder, equation.op.name, kind, run, args, kwargs, source.module)
         case "structured":
-            from thunder_fn.interpreters.evaluate import evaluate_rule
-
-            return tuple(evaluate_rule(equation)(equation.bodies, *args, **kwargs))
+            return tuple(EVALUATE.of(equation)(equation.bodies, *args, **kwargs))
 
 
 # ---- calls ----

@@ -146,9 +146,8 @@ def encode_literal(value: Any, source: Source | None = None) -> Literal:
     raise UnsupportedInput(what, source=source, fix=fix)
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Test for a torch.func wrapper: made inside the traced function, it stays as it is."""
-    return internals.is_functorch_wrapped(tensor)
+is_wrapped = internals.is_functorch_wrapped
+"""Test for a torch.func wrapper: made inside the traced function, it stays as it is."""
 
 
 def check_supported(

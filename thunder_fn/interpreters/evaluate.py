@@ -48,8 +48,6 @@ from thunder_fn.ir.trace import (
     short_dtype,
 )
 
-EvaluateRule = Callable[..., Sequence[Any]]
-
 
 def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace on values.
@@ -136,7 +134,7 @@ def _apply(
             case "composite":
                 results = evaluate(equation.body, [env[var.index] for var in equation.operands])
             case "structured":
-                results = evaluate_rule(equation)(equation.bodies, *args, **kwargs)
+                results = EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
         return [value for _, value in zip(equation.outputs, results, strict=True)]
     except (MissingRule, DistributedError):
         raise
@@ -174,13 +172,6 @@ def _evaluate_ruled(
 
     operands = [env[var.index] for var in equation.operands]
     return follow(equation, operands, lambda: ops.run(equation.op, args, kwargs))
-
-
-def evaluate_rule(equation: Equation) -> EvaluateRule:
-    """The rule of a structured op: `rule(bodies, *args, **kwargs)` gives the values of the
-    equation's outputs.
-    """
-    return EVALUATE.of(equation)
 
 
 def _check_inputs(trace: Trace, inputs: Sequence[Any]) -> None:

@@ -27,6 +27,7 @@ import torch
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import ops
 from thunder_fn.ir.notebook import ProgramLine, as_program
+from thunder_fn.ir.rules import EVALUATE
 from thunder_fn.ir.symbols import binders, is_symbolic, made_by
 from thunder_fn.ir.text import (
     escaped,
@@ -342,7 +343,7 @@ def _lists(value: Any) -> Any:
 
 def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[..., Any]:
     """The function that a composite's or structured op's name stands for in the text."""
-    from thunder_fn.interpreters.evaluate import evaluate, evaluate_rule
+    from thunder_fn.interpreters.evaluate import evaluate
 
     def composite(*args: Any, **kwargs: Any) -> Any:
         values = list(_spread((args, tuple(kwargs.values()))))
@@ -351,7 +352,7 @@ def _function(equation: Equation, mask: tuple[bool, ...] | None) -> Callable[...
         return _result(evaluate(equation.body, operands))
 
     def structured(*args: Any, **kwargs: Any) -> Any:
-        return _result(tuple(evaluate_rule(equation)(equation.bodies, *_lists(args), **kwargs)))
+        return _result(tuple(EVALUATE.of(equation)(equation.bodies, *_lists(args), **kwargs)))
 
     return composite if equation.op.kind == "composite" else structured
 

@@ -17,15 +17,14 @@ from torch.utils.weak import TensorWeakRef
 
 from thunder_fn.torch_internals.modes import no_torch_function, outside_torch_func
 
-
-def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
-    """Test whether the tensor is one of torch.func's wrappers."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+is_functorch_wrapped: Callable[[torch.Tensor], bool]
+is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+"""Test whether the tensor is one of torch.func's wrappers."""
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the wrappers of torch.func."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    while is_functorch_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
@@ -296,7 +295,7 @@ def is_batched(value: Any) -> bool:
     `torch.autograd.grad(is_grads_batched=True)`.
     """
     return is_legacy_batched(value) or (
-        isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+        isinstance(value, torch.Tensor) and is_functorch_wrapped(value)
     )
 
 
@@ -329,11 +328,11 @@ def is_followed(tensor: torch.Tensor) -> bool:
     cannot be asked.
     """
     if forward_ad._current_level >= 0:
-        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        is_wrapped = is_functorch_wrapped(tensor)
         if is_wrapped or torch._VF._unpack_dual(tensor, level=0)[1] is not None:
             return True
     while not tensor.requires_grad:
-        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if not is_functorch_wrapped(tensor):
             return False
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return True
