@@ -244,14 +244,13 @@ def assumptions_of(symbol: Any) -> dict[str, bool]:
     return dict(symbol._assumptions_orig)
 
 
+to_float: Callable[[Any], Any] = ToFloat
+"""The expression of an int as that of a float."""
+
+
 def precision_of(value: Any) -> int:
     """The bits of a number of sympy's."""
     return int(value._prec)
-
-
-def to_float(value: Any) -> Any:
-    """The expression of an int as that of a float."""
-    return ToFloat(value)
 
 
 class ExpressionPrinter(PythonPrinter):

@@ -29,9 +29,8 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def alive(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or what the wrapper of a torch.func transform holds that has ended."""
-    return torch._C._functorch.unwrap_if_dead(tensor)
+alive: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
+"""The tensor, or what the wrapper of a torch.func transform holds that has ended."""
 
 
 def has_type(tensor: torch.Tensor) -> bool:

@@ -715,7 +715,8 @@ class TracerMode(FunctionalTensorMode):
         return tensor
 
 
-_DICT: Callable[[torch.Tensor], dict[str, Any]] = torch.Tensor.__dict__["__dict__"].__get__
+attributes: Callable[[torch.Tensor], dict[str, Any]] = torch.Tensor.__dict__["__dict__"].__get__
+"""The attributes that Python code gave a tensor; a tracer's own among them."""
 set_class: Callable[[torch.Tensor, type], None] = object.__dict__["__class__"].__set__
 """Make an object one of another class."""
 
@@ -928,11 +929,6 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
 def fake_mode_of(tracer: torch.Tensor) -> Any:
     """The fake tensor mode that a functional tensor's inside belongs to, if any."""
     return getattr(torch._from_functional_tensor(tracer.elem), "fake_mode", None)  # type: ignore[attr-defined]
-
-
-def attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """The attributes that Python code gave a tensor; a tracer's own among them."""
-    return _DICT(tensor)
 
 
 def is_living_tracer(value: Any) -> TypeGuard[Tracer]:
