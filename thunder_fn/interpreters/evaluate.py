@@ -112,7 +112,7 @@ def _rules(trace: Trace, values: Sequence[Any]) -> Sequence[bool]:
     torch.func follows the values.
     """
     tensors = (value for value in values if isinstance(value, torch.Tensor))
-    if not torch.is_grad_enabled() or not any(map(internals.is_followed, tensors)):
+    if not internals.any_followed(tensors):
         return (False,) * len(trace.equations)
     return ruled(trace)
 

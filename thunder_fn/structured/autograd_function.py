@@ -406,7 +406,7 @@ class _Run:
         return context
 
     def check_forward(self, primal: Captured, fwd: Captured) -> None:
-        """Check nothing: `forward` is the same each time."""
+        """Check that `forward`, run again, gave a result like the first."""
         calls.check_same_result(primal, fwd, f"{self.name}.forward, run again,")
 
     def bwd(
