@@ -14,7 +14,9 @@ from thunder_fn.version import FOLDER
 OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing")
 """Modules of this package that are programs, as a user's."""
 
-_OUTER = tuple(os.path.join(FOLDER, name.partition(".")[2]) for name in OWN_PROGRAMS)
+OWN_FILES = tuple(os.path.join(FOLDER, name.partition(".")[2]) for name in OWN_PROGRAMS)
+"""Their files and folders."""
+
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
@@ -26,7 +28,7 @@ def is_internal(file: str) -> bool:
     """
     if file.startswith(_STDLIB):
         return "site-packages" not in file
-    return file.startswith((*_folders(), "<")) and not file.startswith((*_OUTER, *_TYPED_IN))
+    return file.startswith((*_folders(), "<")) and not file.startswith((*OWN_FILES, *_TYPED_IN))
 
 
 def _folders() -> tuple[str, ...]:

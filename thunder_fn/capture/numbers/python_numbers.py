@@ -30,14 +30,12 @@ from thunder_fn.capture.numbers.arithmetic import (
     math_power,
 )
 from thunder_fn.ir.trace import Dim, Expr, TensorType
+from thunder_fn.lines import OWN_FILES
 from thunder_fn.version import FOLDER
 
 _TORCH = torch.__file__.rsplit("/", 1)[0]
 _OURS = (_TORCH, FOLDER)
-_OUTER = (
-    *(f"{FOLDER}/{part}" for part in ("demo", "benchmarks", "testing")),
-    f"{_TORCH}/optim/",  # steps and schedules, which are Python on Python's numbers
-)
+_OUTER = (*OWN_FILES, f"{_TORCH}/optim/")  # steps and schedules are Python on Python's numbers
 
 
 @lru_cache(maxsize=4096)
