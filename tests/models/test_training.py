@@ -44,6 +44,8 @@ FAMILIES = {
 }
 DECODERS = [name for name in FAMILIES if name.endswith(("CausalLM", "LMHeadModel", "Generation")) and "OPT" not in name]
 
+CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
+"""The argument for keys and values, which transformers 5.24 renamed."""
 FILLS_IN = {"ViTForImageClassification": "its first loss sets `config.problem_type`, which it reads"}
 COUNTS_IN_PYTHON = {
     "MistralForCausalLM": "its sliding cache keeps the length as an int, which is a symbol once it has changed"
@@ -117,7 +119,7 @@ def test_generate_takes_what_the_call_says() -> None:
     for found in (
         compiled.generate(ids, config),
         compiled.generate(ids, generation_config=config),
-        compiled.generate(ids, past_key_values=cache, **plain),
+        compiled.generate(ids, **{CACHE: cache}, **plain),
         compiled.generate(ids, use_cache=False, **plain),
         copy.deepcopy(compiled).generate(ids, **plain),
         again.generate(ids, **plain),
@@ -191,7 +193,7 @@ def test_a_cache_that_is_passed_is_filled() -> None:
     mine, its = (transformers.DynamicCache(config=model.config) for _ in range(2))
     for part in IDS.split(4, dim=1):
         with torch.no_grad():
-            found, known = compiled(input_ids=part, past_key_values=mine), model(input_ids=part, past_key_values=its)
+            found, known = compiled(input_ids=part, **{CACHE: mine}), model(input_ids=part, **{CACHE: its})
         assert same(found.logits, known.logits)
     assert mine.get_seq_length() == its.get_seq_length() == 8
     assert same(mine.layers[1].keys, its.layers[1].keys)

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder_fn as tfn
 from thunder_fn.capture.instructions import instructions
@@ -247,6 +249,61 @@ NEW = {
         y = A.B.__value__""",
     "quotes in text": "y = float(f'{f'{E}'}')",
 }
+CALLED_BY_PYTORCH = {
+    "index": """
+        class I:
+            def __index__(self): return int(E)
+        y = torch.arange(9.0)[I()]""",
+    "slice": """
+        class I:
+            def __index__(self): return int(E)
+        y = torch.arange(9.0)[I():].sum()""",
+    "sequence of numbers": """
+        class S:
+            def __len__(self): return 1
+            def __getitem__(self, i): return [E][i]
+        y = torch.tensor(S())""",
+    "torch function": """
+        class T:
+            @classmethod
+            def __torch_function__(cls, *a): return E
+        y = torch.add(x, T())""",
+    "function mode": """
+        class M(TorchFunctionMode):
+            def __torch_function__(self, f, types, args=(), kwargs=None): return f(*args, **(kwargs or {})) * E
+        with M(): y = torch.sin(x)""",
+    "dispatch mode": """
+        class M(TorchDispatchMode):
+            def __torch_dispatch__(self, f, types, args=(), kwargs=None): return f(*args, **(kwargs or {})) * E
+        with M(): y = torch.sin(x)""",
+    "hook": """
+        v = x.detach().requires_grad_()
+        w = v * 2.0
+        w.register_hook(lambda g: g * E)
+        y, = torch.autograd.grad(w.sum(), v)""",
+    "hook of a node": """
+        v = x.detach().requires_grad_()
+        w = v * 2.0
+        w.grad_fn.register_hook(lambda g, _: (g[0] * E, None))
+        y, = torch.autograd.grad(w.sum(), v)""",
+    "hook of what is saved": """
+        v = x.detach().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * E, lambda t: t * E): w = v**2
+        y, = torch.autograd.grad(w.sum(), v)""",
+    "autograd function": """
+        class F(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, v): return v * E
+            @staticmethod
+            def backward(ctx, g): return g * E
+        v = x.detach().requires_grad_()
+        w = F.apply(v)
+        y = torch.autograd.grad(w.sum(), v)[0] + w""",
+    "vmap": "y = torch.func.vmap(lambda v: v * E)(x)",
+    "jacobian": "y = torch.func.jacrev(lambda v: v * E)(x).sum()",
+    "checkpoint": "y = torch.utils.checkpoint.checkpoint(lambda v: v * E, x, use_reentrant=False)",
+}
+STATEMENTS |= CALLED_BY_PYTORCH
 if sys.version_info >= (3, 12):
     STATEMENTS |= NEW
 if sys.version_info >= (3, 13):
@@ -299,7 +356,8 @@ def run(coroutine: Any) -> Any:
         return end.value
 
 
-NAMES = {"functools": functools, "contextlib": contextlib, "types": types, "run": run}
+NAMES = {"torch": torch, "TorchFunctionMode": TorchFunctionMode, "TorchDispatchMode": TorchDispatchMode}
+NAMES |= {"functools": functools, "contextlib": contextlib, "types": types, "run": run}
 
 
 def text_of(statement: str, place: str) -> str:

@@ -133,6 +133,8 @@ class _CallState:
     inference: list[bool] = field(default_factory=list[bool])
     """The inference modes that the function has entered."""
     generators: Generators = field(default_factory=Generators)
+    runs_users: bool = False
+    """Set where any function of PyTorch's may call hooks of the user's."""
     met: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     """The tensors from outside, by their id."""
 

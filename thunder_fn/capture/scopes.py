@@ -23,6 +23,7 @@ from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import Constant
+from thunder_fn.capture.outside.kinds import may_run_users
 from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
 from thunder_fn.capture.outside.properties import (
     PROPERTIES,
@@ -77,6 +78,13 @@ METADATA: frozenset[Any] = frozenset(
     }
 )
 _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_REGISTERS: frozenset[Any] = frozenset(
+    (
+        *(Tensor.register_hook, Tensor.register_post_accumulate_grad_hook),
+        Tensor.grad_fn.__get__,  # type: ignore[attr-defined]
+    )
+)
+"""Functions by which a function of the user's becomes a hook."""
 GRADS: frozenset[Any] = frozenset(one.__get__ for one in internals.GRADS)
 READ: dict[Any, str] = {
     **{
@@ -280,12 +288,13 @@ class ScopeMode(TorchFunctionMode):
         if recorder.inside and func in UNFOLLOWED and self._is_unfollowed(args[0]):
             return UNFOLLOWED[func]
         is_passed = func in METADATA and replacement(func) is None
+        recorder.call.runs_users |= func in _REGISTERS
         if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
             return self._passed(func, args, kwargs, is_passed)
         if func in READ and replacement(func) is None:
             one = recorder.counterpart(args[0])
             return answer(recorder, READ[func], one, lambda: func(one, *args[1:], **kwargs))
-        watching = hooks.pause()
+        watching = _pause(recorder, args, kwargs)
         try:
             if (
                 func in SHOWN
@@ -406,6 +415,21 @@ class ScopeMode(TorchFunctionMode):
                 return internals.without_torch_function_checks(original_of(func))(*args, **kwargs)
         finally:
             self._running.pop()
+
+
+def _pause(recorder: Recorder, args: Any, kwargs: Any) -> Any:
+    """Mark the start of machinery, unless PyTorch may call code of the user's in it: a method of
+    an argument, a mode, or a hook.
+    """
+    watching = hooks.pause()
+    if watching is None:
+        return None
+    given = (*args, *kwargs.values(), *internals.function_modes(), *internals.dispatch_modes())
+    return (
+        hooks.resume(watching)
+        if recorder.call.runs_users or any(map(may_run_users, given))
+        else watching
+    )
 
 
 def _with_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -54,16 +54,19 @@ fixed size cannot be.
 """
 
 
+_SAY = frozenset(("cache_implementation", "past_key_values", "cache"))
+"""Arguments of `generate` that say where keys and values are; the last is that of transformers
+5.24.
+"""
+
+
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     """`generate` with keys and values of fixed size, unless the call or a configuration says
     otherwise.
     """
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
     config = self.generation_config if given is None else given
-    is_said = config.cache_implementation is not None or {
-        "cache_implementation",
-        "past_key_values",
-    } & set(kwargs)
+    is_said = config.cache_implementation is not None or not _SAY.isdisjoint(kwargs)
     drafts = any(kwargs.get(name, getattr(config, name, None)) is not None for name in DRAFTS)
     if not is_said and not drafts and kwargs.get("use_cache", config.use_cache) is not False:
         if given is None:

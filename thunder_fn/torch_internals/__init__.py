@@ -126,6 +126,7 @@ from thunder_fn.torch_internals.modes import (
     compose_by,
     count_function_modes,
     current_gpu,
+    dispatch_modes,
     enter_saved_tensors_hooks,
     forward_mode_on,
     function_modes,

@@ -344,6 +344,11 @@ def function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
+def dispatch_modes() -> list[Any]:
+    """The active torch dispatch modes."""
+    return [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+
+
 @contextlib.contextmanager
 def without_function_modes(kind: type | None = None) -> Generator[None]:
     """Leave the active torch function modes of a class, or all; the others stay."""

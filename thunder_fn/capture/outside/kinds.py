@@ -92,6 +92,7 @@ FUNCTIONS = (
     torch.nn.Module,
 )
 """Classes of objects that are called."""
+_CALLED = frozenset((types.FunctionType, types.MethodType, types.GeneratorType, functools.partial))
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 """Views of dicts."""
 EXACT = frozenset((list, tuple, dict, set, frozenset, collections.deque))
@@ -263,6 +264,23 @@ def is_seen(found: Any) -> bool:
     return is_a(found, types.FunctionType) and is_watched(
         found.__code__, found.__globals__.get("__name__")
     )
+
+
+def may_run_users(value: Any) -> bool:
+    """Test whether a function of C that is given a value may run frames of a user's code: it calls
+    the value, or a method of its class.
+    """
+    cls = type(value)
+    if cls in (list, tuple):
+        return any(map(may_run_users, value))
+    if cls is dict:
+        return any(map(may_run_users, value.values()))
+    if cls is slice:
+        return any(map(may_run_users, (value.start, value.stop, value.step)))
+    if not cls.__flags__ & HEAP_TYPE:
+        return cls in _CALLED
+    name = module_of(cls)
+    return name == "builtins" or not is_machinery(name)  # the module of what `exec` makes
 
 
 def code_of(found: Any) -> Any:

@@ -699,6 +699,8 @@ def _saved_tensors_hooks(self: Any) -> None:
     recorder = current()
     if recorder is None or not any(tracer.requires_grad for tracer in recorder.given):
         internals.enter_saved_tensors_hooks(self)
+        if recorder is not None:
+            recorder.call.runs_users = True
     elif isinstance(self, torch.autograd.graph.save_on_cpu):
         internals.save_as_it_is()
     else:
