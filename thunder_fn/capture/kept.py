@@ -20,7 +20,8 @@ import dataclasses
 import enum
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,14 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.kept_state import PLAIN, KeptState, entries_of, is_like, is_numeric
+from thunder_fn.capture.kept_state import (
+    PLAIN,
+    KeptState,
+    entries_of,
+    has_keys_of,
+    is_like,
+    is_numeric,
+)
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, look, store
@@ -365,6 +373,9 @@ class Kept:
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
             _check_slots(watch.before)
+        reached = self._reached() if found else {}
+        self.exact += self._read_as_a_whole(found, reached)
+        whole = {id(one.container) for one in self.exact}
         for place, one in enumerate(found):
             holder, key, old, now = one.holder, one.key, one.before, one.now
             is_whole = key is None and not isinstance(holder, types.CellType)
@@ -373,9 +384,9 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            is_read = is_read or id(old) in used
+            is_read = (is_read or id(old) in used) and id(holder) not in whole
             is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
-            if is_fed and not self._is_elsewhere(old, one.entry):
+            if is_fed and not self._is_elsewhere(old, one.entry, reached):
                 self.places.setdefault(one.entry, (holder, key))
             if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
                 self.exact.append(Snapshot(holder, []))
@@ -383,6 +394,29 @@ class Kept:
         if len(self.places) > before:
             raise MustFeed(self.wanted)
         return found
+
+    def _read_as_a_whole(
+        self, found: Sequence[Change], reached: Mapping[int, set[Entry]]
+    ) -> Iterator[Snapshot]:
+        """Find the containers of tensors and plain data of which the function may read any item,
+        and in which it replaces tensors. They are guarded by their keys, or length, and by what
+        they hold, but for the tensors, which are fed.
+        """
+        watch = frames.observer()
+        if watch is None or self.recorder.outer is not None:
+            return
+        for identity, holder in {id(one.holder): one.holder for one in found}.items():
+            one = watch.contents.get(identity)
+            keys = [change.key for change in found if change.holder is holder]
+            if one is None or not _has_same_keys(one) or not _is_any_read(one, keys):
+                continue
+            items = dict(entries_of(one.before))
+            counts, held = Counter(map(id, items.values())), self.recorder.modules.held
+            for key, item in items.items():
+                is_here = all(of == identity for of, _ in reached.get(id(item), ()))
+                if _is_plain(item) and is_here and counts[id(item)] == 1 and not held[id(item)]:
+                    self.places.setdefault((identity, key), (holder, key))
+            yield one
 
     def _moved_items(self, one: Change) -> Change:
         """The change of a list in which items stay and tensors are new, with the indices under
@@ -399,6 +433,7 @@ class Kept:
         others = [edge.value for edge in watch.edges.values() if edge.holder is not holder]
         found = {
             *map(id, others),
+            *(one for one, of in self._reached().items() if any(i != id(holder) for i, _ in of)),
             *(key for key, count in self.recorder.modules.held.items() if count),
         }
         is_read = any(kind == "index" and of == id(holder) for kind, of, _ in watch.edges)
@@ -433,18 +468,34 @@ class Kept:
     def _renumbered(self) -> Iterator[Change]:
         """Find the fed numbers outside of kept objects that the function has changed."""
         for place, (holder, key) in self.places.items():
-            old, now = self.given[place], held_at(holder, key)
+            old, now = self.given.get(place), held_at(holder, key)
             if not isinstance(old, torch.Tensor) and holds_numbers(now) and not is_like(old, now):
                 yield Change(holder, key, old, now)
 
-    def _is_elsewhere(self, tensor: torch.Tensor, place: Entry) -> bool:
+    def _is_elsewhere(
+        self, tensor: torch.Tensor, place: Entry, reached: Mapping[int, set[Entry]]
+    ) -> bool:
         """Test whether the function can reach a tensor in another way than by this place."""
-        modules, watch = self.recorder.modules, frames.observer()
+        modules = self.recorder.modules
         here = any(one.entry == place for one in modules.stored)
-        edges = () if watch is None else watch.edges.values()
         return modules.held[id(tensor)] > here or any(
-            edge.value is tensor and (id(edge.holder), edge.key) != place for edge in edges
+            one != place for one in reached.get(id(tensor), ())
         )
+
+    def _reached(self) -> dict[int, set[Entry]]:
+        """Find the tensors in places that the function has reached, by identity, each with its
+        places. The key is None where the whole content of a container counts.
+        """
+        watch, found = frames.observer(), dict[int, set[Entry]]()
+        for one in () if watch is None else watch.edges.values():
+            leaves: Iterable[Any] = (one.value,)
+            if watch is not None and one.kind == "content":
+                known = watch.contents.get(id(one.holder))
+                leaves = leaves_in(one.holder if known is None else known.before)
+            for leaf in leaves:
+                if is_a(leaf, torch.Tensor):
+                    found.setdefault(id(leaf), set()).add((id(one.holder), one.key))
+        return found
 
     def stored(self) -> Iterator[Change]:
         """Find tensors of the trace in places outside of kept objects."""
@@ -615,6 +666,13 @@ class Kept:
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
         placed = self.places.keys() & {one.entry for one in modules}
         options["stored"] = frozenset(free | placed)
+        if self.tensors:
+            held, given = {id(one.container) for one in self.exact}, self.given
+            options["apart"] = frozenset(
+                tensor
+                for tensor, places in self._reached().items()
+                if any(one[0] not in held and one not in given for one in places)
+            )
         return (KeptState(name, contents, fed, numbers, **options),)
 
     def restore(self) -> None:
@@ -680,6 +738,34 @@ def _plain_changes(one: Snapshot, by: set[str]) -> Iterator[Change]:
     elif by and by <= PREPEND and count > 0 and all(map(operator.is_, old, now[count:])):
         change = Change(held, PREPENDED, old, now[:count])
     yield change
+
+
+def _has_same_keys(one: Snapshot) -> bool:
+    """Test for a container of tensors and plain data that was there before, and that has the keys
+    that it had, or as many items.
+    """
+    now, before = one.container, one.before
+    if type(now) not in _CONTAINERS or len(now) != len(before) or has_tracers(before):
+        return False
+    if isinstance(now, dict) and not has_keys_of(now, before):
+        return False
+    items = (item for _, item in entries_of(before))
+    return all(type(item) in PLAIN or is_a(item, torch.Tensor) for item in items)
+
+
+def _is_any_read(one: Snapshot, changed: Sequence[Any]) -> bool:
+    """Test whether the function reads a container as a whole, or items of a list that move, or that
+    it counts from the end.
+    """
+    if (watch := frames.observer()) is None:
+        return False
+    if ("content", id(one.container), None) in watch.edges:
+        return True
+    read = [key for kind, of, key in watch.edges if kind == "index" and of == id(one.container)]
+    known = {id(item): key for key, item in entries_of(one.before)}
+    has_moved = any(known.get(id(item), key) != key for key, item in entries_of(one.container))
+    is_whole = not all(isinstance(key, int) for key in changed)
+    return bool(read) and (has_moved or is_whole or min(read) < 0)
 
 
 def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None:

@@ -39,6 +39,10 @@ class KeptState:
     tensors: tuple[tuple[Any, Any], ...] = ()
     places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
     stored: frozenset[Entry] = frozenset()
+    apart: frozenset[int] = frozenset()
+    """The identities of tensors that the function found elsewhere: a place that is fed held none of
+    them.
+    """
     quick: Callable[[], bool] | None = None
     slow: tuple[Snapshot, ...] = ()
 
@@ -63,7 +67,7 @@ class KeptState:
         if self._unfed():
             return False
         fed = [id(held_at(holder, key)) for holder, key in self.tensors]
-        if len(set(fed)) < len(fed):
+        if len(set(fed)) < len(fed) or not self.apart.isdisjoint(fed):
             return False
         if self.decide is None:
             return True
@@ -78,7 +82,7 @@ class KeptState:
         if len(container) != len(before):
             return False
         if isinstance(container, dict):
-            return all(
+            return has_keys_of(container, before) and all(
                 is_like(item, container.get(key, ABSENT))
                 or self._is_fed(container, key, item, container.get(key, ABSENT))
                 for key, item in before.items()
@@ -160,6 +164,12 @@ def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[...
 def entries_of(container: Any) -> Iterator[tuple[Any, Any]]:
     """The entries of a container, with their keys."""
     return iter(container.items() if isinstance(container, dict) else enumerate(container))
+
+
+def has_keys_of(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Test whether a dict has the keys that it had, in the same order."""
+    pairs = zip(now, before, strict=False)
+    return len(now) == len(before) and all(is_like(new, old) for new, old in pairs)
 
 
 def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import iadd
 from typing import Any, ClassVar
 
 import torch
@@ -130,7 +131,7 @@ class Update:
     def apply(self, outputs: Sequence[Any] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
         """Store the value, or the sum of it and what the place has now."""
         place = self.kind, self.holder, self.key
-        store(*place, look(*place) + self.value if self.is_added else self.value)
+        store(*place, iadd(look(*place), self.value) if self.is_added else self.value)
 
 
 def held_at(holder: Any, key: Any) -> Any:

@@ -56,7 +56,7 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
     identity, do not count.
     """
     if (watch := frames.observer()) is not None:
-        watch.note_cached()
+        watch.note_late()
     places, contents = ({}, {}) if watch is None else (watch.before, watch.contents)
     done = {one.entry for one in recorder.modules.stored}
     for (kind, identity, key), (holder, old) in tuple(places.items()):

@@ -534,7 +534,7 @@ class Evaluator(Attributes):
 
     def note_augmented(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written by `+=` or another such operator. A program adds to integers, as to a
-        counter. Of other plain data the old value counts.
+        counter. Of anything else but a container the old value counts.
         """
         _, place, operator = source
         found = [one for one in self.places(place, frame, memo) if one[0] != "content"]
@@ -544,7 +544,7 @@ class Evaluator(Attributes):
         elif found and operator in _METHODS and all(is_a(value, HOLDERS) for value in old):
             for value in self.value(place, frame, memo):
                 self.changing.setdefault(id(value), set()).add(_METHODS[operator])
-        elif any(value is ABSENT or is_a(value, PLAIN) for value in old):
+        elif found:
             self.note_before(("before", place), frame, memo)
             return self.value(place, frame, memo)
         return self.note_write(("counted", place), frame, memo)

@@ -133,8 +133,8 @@ class Observer(Protocol):
     def item_before(self, container: Any, index: int, value: Any) -> None:
         """Guard an item of a list or deque outside that held a value before."""
 
-    def note_cached(self) -> None:
-        """Note the places in which cached properties keep tensors of the trace."""
+    def note_late(self) -> None:
+        """Note the places that are known at the end alone."""
 
     def put_back(self) -> None:
         """Give places outside what they held before the function ran."""

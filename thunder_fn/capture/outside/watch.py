@@ -219,10 +219,18 @@ class Watch(Evaluator):
                 fix="Call it once before, or pass its answer as an argument.",
             )
 
-    def note_cached(self) -> None:
-        """Note the places in which `functools.cached_property` keeps tensors of the trace: they
-        held nothing before.
+    def note_late(self) -> None:
+        """Note the places that are known at the end alone. Those in which `functools.
+        cached_property` keeps tensors of the trace held nothing before. An integer to which the
+        function has added what is none is no counter: its old value counts.
         """
+        for place in self.added - self.before.keys():
+            kind, _, key = place
+            holder, old = self.counted[place]
+            if type(look(kind, holder, key)) is not int:
+                path = f"{self.path(holder, 'a place')}[{key!r}]"
+                self.before[place] = holder, old
+                self.edges.setdefault(place, Edge(kind, holder, key, old, path))
         for value, name, _ in self.late:
             held = dict_of(value)
             if is_of_trace(held.get(name)):
