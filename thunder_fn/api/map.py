@@ -18,8 +18,6 @@ from thunder_fn.errors import TraceTypeError, spelled
 from thunder_fn.structured.loop_functions import map as one_by_one, mapped_function, number_of_steps
 from thunder_fn.structured.shared.bodies import is_kept_open
 
-Tensor = torch.Tensor
-
 
 @spelled(
     chunk_size="batch_size",

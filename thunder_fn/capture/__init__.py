@@ -12,7 +12,7 @@ visible to other threads.
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.aliases import Alias
-from thunder_fn.capture.captured import Captured, GradRead, Shared, Write
+from thunder_fn.capture.captured import Captured, GradRead, Shared
 from thunder_fn.capture.capturing import EVERY_LEAF, capture
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import current
@@ -25,7 +25,6 @@ __all__ = [
     "Captured",
     "GradRead",
     "Shared",
-    "Write",
     "capture",
     "composite",
     "current",

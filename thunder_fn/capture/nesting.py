@@ -36,8 +36,6 @@ from thunder_fn.ir.trace import (
     vars_in,
 )
 
-Item = Leaf | Scope
-
 DEEPEST = 32
 """Calls inside of so many others are no composites: their equations stand in the innermost one
 that is.

@@ -14,9 +14,6 @@ from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, 
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
 
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Numbers of PyTorch's that stand for expressions."""
-
 LITERALS = (
     Expr,
     bool,

@@ -11,13 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal as Choice, ParamSpec, TypeVar, cast
+from typing import Any, Generic, Literal as Choice, TypeVar, cast
 
 from thunder_fn.errors import MissingRule
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Var
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Mask = tuple[bool, ...]

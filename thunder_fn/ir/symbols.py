@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import sympy
 
@@ -48,8 +48,6 @@ from thunder_fn.ir.trace import (
 )
 from thunder_fn.torch_internals.numbers import as_number, number_said
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Number = bool | int | float
 Values = Mapping[sympy.Basic, Number]
 

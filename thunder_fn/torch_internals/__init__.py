@@ -159,16 +159,13 @@ from thunder_fn.torch_internals.numbers import (
     SYMBOLIC_FUNCTIONS,
     SYMBOLIC_MATH,
     Numbers,
-    as_number,
     assumptions_of,
     expression_text,
-    number_said,
     precision_of,
     to_float,
 )
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
-    PROGRAMS,
     STREAM_FUNCTIONS,
     Patch,
     TooManyPrograms,

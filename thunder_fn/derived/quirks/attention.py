@@ -19,13 +19,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from thunder_fn.derived.quirks import attention_orders as orders
 from thunder_fn.ir.trace import Equation, Literal
 from thunder_fn.torch_internals import OpOverload, named_arguments, schema_of
-
-Tensor = torch.Tensor
 
 _KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 FORWARDS = frozenset(f"aten._scaled_dot_product_{kernel}.default" for kernel in _KERNELS)
