@@ -255,3 +255,32 @@ def test_a_place_and_a_container_with_one_tensor(kind: str) -> None:
         return [step(X * i).tolist() for i in range(4)] + [s.m.tolist()]
 
     assert run(tfn.jit) == run(lambda f: f)
+
+
+MOVES = (
+    "s[:] = s[1:] + s[:1]; s[1] += 1",
+    "s[0] = s[1]; s[:] = s[1:] + s[:1]",
+    "s[0] = s[2]; s[1:] = s[:0:-1]",
+    "s[1] += 1; s[::2] = s[::-2]",
+    "s[0] = s[1]; s.reverse()",
+    "s[0] = s[1]; s.append(s.pop(0))",
+    "i = x.shape[0] - 1; s[0] = s[2]; s[i] = s[0]",
+)
+"""Statements that write to items by index and move others."""
+
+
+@pytest.mark.parametrize("plain", (False, True), ids=("tensors", "numbers"))
+@pytest.mark.parametrize("line", MOVES)
+def test_items_that_move(line: str, plain: bool) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def f(s, x):\n    {line}\n    return x * 1", scope)
+
+    def run(wrap: Callable[..., Any]) -> list[str]:
+        s, found = [1, 2, 3] if plain else [X * 1, X * 2, X * 3], list[str]()
+        step = wrap(lambda x: scope["f"](s, x))
+        for i in range(7):
+            step(X * i)
+            found.append(str(s))
+        return found
+
+    assert run(tfn.jit) == run(lambda f: f)

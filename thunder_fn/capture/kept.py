@@ -527,7 +527,7 @@ class Kept:
             if (
                 is_old
                 or id(one.container) in self.contents
-                or (not by and id(one.container) in items)
+                or (not by and id(one.container) in items and _is_by_index(one))
             ):
                 continue
             for change in _plain_changes(one, by):
@@ -766,6 +766,14 @@ def _is_any_read(one: Snapshot, changed: Sequence[Any]) -> bool:
     has_moved = any(known.get(id(item), key) != key for key, item in entries_of(one.container))
     is_whole = not all(isinstance(key, int) for key in changed)
     return bool(read) and (has_moved or is_whole or min(read) < 0)
+
+
+def _is_by_index(one: Snapshot) -> bool:
+    """Test whether a list holds others only under indices to which the function writes."""
+    now, old = content_of(one.container), content_of(one.before)
+    known = {key % len(now) for key in indices_written(one.container) if now}
+    places = (place for place, (a, b) in enumerate(zip(old, now, strict=False)) if a is not b)
+    return len(now) == len(old) and known.issuperset(places)
 
 
 def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None:
