@@ -78,6 +78,7 @@ EVERY = {
     "meta/test_mutations.py::test_a_planted_bug_is_caught": 3,
     "meta/test_mutations.py::test_without_a_bug_nothing_is_caught": 24,
     "models/test_models.py::test_gradients": 4,
+    "models/test_models.py::test_gradients_are_captured_while_something_changes": 3,
     "models/test_models.py::test_logits": 4,
     "models/test_others_on_inductor.py::test_training_is_eagers": 0,
     "models/test_training.py::test_beams_on_a_sliding_cache": 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 import thunder_fn as tfn
 from tests.unit.capturing import call_captured, same
+from thunder_fn.api import captures
 from thunder_fn.capture import capture
 from thunder_fn.ir.check import check
 
@@ -120,6 +121,56 @@ def test_gradients(name: str) -> None:
     for key, param in model.named_parameters():
         expected = torch.zeros_like(param) if param.grad is None else param.grad
         torch.testing.assert_close(found[key], expected, rtol=1e-4, atol=float(scale) * 1e-6)
+
+
+CAPTURED_ANEW = {
+    "BartForConditionalGeneration": "its config makes a copy of itself, whose attributes it deletes by `delattr`",
+    "MambaForCausalLM": "makes modules, and looks for a package",
+}
+
+
+def changes(model: Any) -> Iterator[Any]:
+    """Change a model in ways that its gradient depends on, one after the other."""
+    yield "nothing"
+    yield [buffer.mul_(2) for buffer in model.buffers() if buffer.is_floating_point()]
+    if not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()):  # it writes its statistics
+        yield model.train()
+    yield model.eval()
+    norm = next((module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)), model)
+    yield setattr(norm, "eps", 0.5)
+    yield next(model.children()).register_forward_pre_hook(lambda module, args: None)
+    yield next(one for one in model.modules() if isinstance(one, torch.nn.Linear)).register_forward_hook(
+        lambda module, args, out: out * 2
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in CAPTURED_ANEW])
+def test_gradients_are_captured_while_something_changes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call in Python runs what the first one left; one after a change is right."""
+    model, inputs = build(name)
+    params = {key: param.detach().clone() for key, param in model.named_parameters()}
+    count, original = 0, captures.capture
+
+    def counting(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += captures.current() is None
+        return original(*args, **options)
+
+    def loss(params: Any, inputs: Any) -> torch.Tensor:
+        return functional_call(model, params, (), inputs).logits.pow(2).mean()
+
+    monkeypatch.setattr(captures, "capture", counting)
+    for change in changes(model):
+        for more in range(2):
+            torch.manual_seed(0)
+            found = tfn.grad(loss)(params, inputs)
+            captured = count if more == 0 else captured  # noqa: F821
+        assert count == captured, change
+        torch.manual_seed(0)
+        expected = torch.func.grad(loss)(params, inputs)
+        scale = max(grad.abs().max() for grad in expected.values())
+        for key, grad in expected.items():
+            torch.testing.assert_close(found[key], grad, rtol=1e-4, atol=float(scale) * 1e-6)
 
 
 @pytest.mark.parametrize("name", ("LlamaForCausalLM", "ViTForImageClassification", "BartForConditionalGeneration"))

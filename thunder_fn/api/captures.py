@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 import types
 import weakref
@@ -205,11 +206,10 @@ class _Call:
         if kind is Same or kind is _Equal:
             return value
         if kind in _TENSORS:
-            if internals.attributes(value):
-                raise _Unknown
+            named = _attributes_of(value)
             key = self.key_of_tensor(value)
             self.closed.add(self.places[id(value)])
-            return key
+            return (key, named) if named else key
         if kind not in _PARTS and is_a(value, PLAIN):
             return _plain(value)
         parts = _parts_of(value)
@@ -232,6 +232,26 @@ def _fields_of(cls: type) -> tuple[str, ...]:
     is_ours = module_of(cls).startswith("thunder_fn.") and cls not in (Trace, Captured)
     is_value = is_ours and known is not None and known.frozen and known.eq
     return tuple(one.name for one in dataclasses.fields(cls)) if is_value else ()
+
+
+def _attributes_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    """The attributes that Python code gave a tensor, as a key.
+
+    Raises:
+        _Unknown: one of them is no plain data.
+    """
+    named = internals.attributes(tensor)
+    if not all(is_a(value, PLAIN) for value in named.values()):
+        raise _Unknown
+    return tuple((name, _plain(value)) for name, value in named.items())
+
+
+def _has_attributes(tensor: torch.Tensor, known: tuple[Hashable, ...]) -> bool:
+    """Test whether the attributes of a tensor are still those."""
+    try:
+        return _attributes_of(tensor) == known
+    except _Unknown:
+        return False
 
 
 def _plain(value: Any) -> Hashable:
@@ -327,9 +347,9 @@ def in_place(captured: Captured) -> Callable[[Sequence[Any], tuple[Any, ...]], A
 class _Kept:
     """A plan, and the conditions under which it serves a call. `sources` are the tensors that its
     trace closes over: places among the tensors of the call, or tensors, which `match` compares.
-    `bare` are tensors to which nobody has given an attribute. `root` is the function, as long as it
-    lives. `extra` are the places of strides that are symbols. `decisions` are what the function
-    asked about sizes.
+    `bare` are tensors to which nobody has given an attribute, `named` those with attributes, and
+    these. `root` is the function, as long as it lives. `extra` are the places of strides that are
+    symbols. `decisions` are what the function asked about sizes.
     """
 
     plan: Plan
@@ -337,6 +357,7 @@ class _Kept:
     match: Callable[..., bool]
     outside: Outside | None
     bare: tuple[torch.Tensor, ...]
+    named: tuple[tuple[torch.Tensor, tuple[Hashable, ...]], ...]
     reads_match: Callable[..., bool] | None
     is_unchanged: Callable[[], bool]
     root: Callable[[], Any]
@@ -351,6 +372,7 @@ class _Kept:
             and self.match(*(one for one in self.sources if isinstance(one, torch.Tensor)))
             and (self.outside is None or self.outside.matches())
             and not any(map(internals.attributes, self.bare))
+            and all(itertools.starmap(_has_attributes, self.named))
         )
 
     def serves(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -675,12 +697,19 @@ class _First:
         ):
             return None
         outside = reads_of(watch, attributes, but=call.holders)
-        bare = tuple(_tensors_of(outside))
-        sources = _sources(call, self.lifting.tensors, bare)
-        if sources is None or any(map(internals.attributes, bare)):
+        read = tuple(_tensors_of(outside))
+        sources = _sources(call, self.lifting.tensors, read)
+        try:
+            found = tuple((one, _attributes_of(one)) for one in read)
+        except _Unknown:
+            return None
+        if sources is None:
             return None
         match = internals.tensor_guard([one for one in sources if not isinstance(one, int)])
-        known = plan, sources, match, outside, bare, _placed(call, captured.reads), is_unchanged
+        bare = tuple(one for one, attributes in found if not attributes)
+        named = tuple(one for one in found if one[1])
+        reads_match = _placed(call, captured.reads)
+        known = plan, sources, match, outside, bare, named, reads_match, is_unchanged
         asked = () if symbolic is None else decisions_of(captured, (plan.trace, *plan.later))
         return _Kept(*known, _weak(self.root), extra, asked)
 

@@ -173,7 +173,7 @@ class Attributes(Reached):
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
-        if name in _WRITERS:
+        if name in _WRITERS and self.is_lasting(value.of if is_a(value, Super) else value):
             self.effects.found.append(name)
         if name == "__class__" and not is_a(value, Super):
             return self.class_of(value, path)
@@ -184,6 +184,12 @@ class Attributes(Reached):
         if not self.is_outside(value):
             return self.attribute_of_new(value, name, path)
         return self.attribute_of_known(value, name, path, frame)
+
+    def is_lasting(self, value: Any) -> bool:
+        """Test for a value that was there before the function, or a class, whose methods are given
+        their object.
+        """
+        return is_a(value, type) or self.is_outside(value)
 
     def attribute_of_known(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute of an object from outside."""

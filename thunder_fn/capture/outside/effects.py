@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunder_fn.capture.outside.kinds import is_python
 from thunder_fn.capture.outside.reads import is_a, module_of
 
 _MODULES = frozenset(
@@ -174,7 +175,8 @@ def is_effect(function: Any) -> bool:
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
     else:
         cls = owner if is_a(owner, type) else type(owner)
-        module = module_of(cls)
+        of_c = (base for base in cls.__mro__ if not is_python(base.__dict__.get(name, is_python)))
+        module = module_of(next(of_c, cls))
         if module in _HANDLES:
             return name == "set"
     return is_stateful(module, name)

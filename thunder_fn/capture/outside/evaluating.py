@@ -507,6 +507,9 @@ class Evaluator(Attributes):
                 found.append(("cell", frame.cells[name], None))
             case ("attr" | "item" as how, of, key):
                 for holder in filter(self.is_outside, self.value(of, frame, memo)):
+                    setter = look("class", type(holder), "__setitem__")
+                    if how == "item" and (setter is ABSENT or is_python(setter)):
+                        continue  # it has no items, or frames of its own
                     kind = "key" if is_a(holder, dict) else "index"
                     if how == "attr":
                         is_class, held = is_a(holder, type), dict_of(holder)
@@ -516,6 +519,8 @@ class Evaluator(Attributes):
                         found.append(("content", holder, None))
                         self.reach_held(holder)
                     for name in self.keys(key, frame, memo) or ():
+                        if how == "attr" and not is_a(name, str):
+                            continue
                         is_own = how == "attr" and kind == "key"
                         found.append((kind, section_of(holder, name) if is_own else holder, name))
             case _:
