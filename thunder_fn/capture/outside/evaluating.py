@@ -508,7 +508,7 @@ class Evaluator(Attributes):
             case ("attr" | "item" as how, of, key):
                 for holder in filter(self.is_outside, self.value(of, frame, memo)):
                     setter = look("class", type(holder), "__setitem__")
-                    if how == "item" and (setter is ABSENT or is_python(setter)):
+                    if how == "item" and (setter is ABSENT or is_seen(setter)):
                         continue  # it has no items, or frames of its own
                     kind = "key" if is_a(holder, dict) else "index"
                     if how == "attr":
