@@ -219,6 +219,7 @@ EVERY = {
     "unit/test_side_effects.py::test_a_counter_that_nothing_reads_is_allowed_in_the_function_of_any_op": 3,
     "unit/test_side_effects.py::test_what_a_function_does_to_its_arguments_reaches_the_caller": 5,
     "unit/test_stand_ins.py::test_arguments_are_taken_by_position_and_by_pytorchs_names": 4,
+    "unit/test_statements_of_state.py::test_every_call_leaves_what_python_leaves": 36,
     "unit/test_states_that_alternate.py::test_a_place_that_alternates": 6,
     "unit/test_states_that_alternate.py::test_an_attribute_of_a_module_is_empty_in_turns": 3,
     "unit/test_stored_tensors.py::test_what_is_stored_is_there_afterwards": 21,

@@ -356,7 +356,8 @@ class Kept:
                 continue
             now = look(kind, holder, key)
             is_there = now is not ABSENT and old is not ABSENT
-            is_new = now is not old and (is_there or kind != "index")
+            fed = self.given.get((identity, key), old)
+            is_new = now is not fed and (is_there or kind != "index")
             is_new = is_new and (not is_a(now, HOLDERS) or self._was_there(now))  # not made anew
             if is_new and (now is ABSENT or self._is_storable(now)):
                 yield Update(kind, holder, key, now), old
@@ -515,7 +516,8 @@ class Kept:
             now = look(kind, holder, key)
             is_place = kind in ("key", "cell") and identity not in self.contents
             is_place = is_place and not has_tracers(old)  # as in `functional_call`: not from before
-            if is_place and now is not old and (now is ABSENT or self._is_storable(now)):
+            is_new = now is not self.given.get((identity, key), old)
+            if is_place and is_new and (now is ABSENT or self._is_storable(now)):
                 done.add((identity, key))
                 yield Change(holder, key, old, now)
         for one in self.recorder.modules.replaced:
@@ -668,10 +670,12 @@ class Kept:
         options["stored"] = frozenset(free | placed)
         if self.tensors:
             held, given = {id(one.container) for one in self.exact}, self.given
+            here = {id(tensor) for _, tensor in self.tensors}
             options["apart"] = frozenset(
                 tensor
                 for tensor, places in self._reached().items()
-                if any(one[0] not in held and one not in given for one in places)
+                if tensor not in here
+                and any(one[0] not in held and one not in given for one in places)
             )
         return (KeptState(name, contents, fed, numbers, **options),)
 

@@ -74,6 +74,7 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED
+from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
@@ -318,6 +319,10 @@ class Evaluator(Attributes):
                 return [value for part in parts for value in self.value(part, frame, memo)]
             case ("any", parts):
                 return [item for part in parts for item in self.built_items(part, frame, memo)]
+            case ("local", name):
+                assigned = frame.reading.assigned.get(name, ())
+                built = (one for one in assigned if one is not None and one[0] == "built")
+                return [item for one in built for item in self.built_items(one, frame, memo)]
             case _:
                 return ()
 
@@ -494,8 +499,18 @@ class Evaluator(Attributes):
         """A place is written in this frame: an edge to it is read before that."""
         for kind, holder, key in self.places(source[1], frame, memo):
             self.written.add(id(type) if kind == "class" else id(holder))
-            self.before.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+            self.before.setdefault((kind, id(holder), key), (holder, self.first(kind, holder, key)))
         return ()
+
+    def first(self, kind: str, holder: Any, key: Any) -> Any:
+        """Find what a place held before the function ran. A place may be known only at the end of
+        a frame that has written to it.
+        """
+        if kind == "key" and id(holder) in self.dicts:
+            return held_in(self.dicts[id(holder)][1].get(key, ABSENT))
+        if kind in ("key", "index") and id(holder) in self.contents:
+            return look(kind, self.contents[id(holder)].before, key)
+        return look(kind, holder, key)
 
     def places(self, place: Any, frame: Frame, memo: Memo) -> list[tuple[str, Any, Any]]:
         """The places outside that a write may mean: the kind of each, its holder and its key."""
@@ -532,7 +547,9 @@ class Evaluator(Attributes):
         place = source[1]
         found = self.places(place, frame, memo)
         for kind, holder, key in found:
-            self.counted.setdefault((kind, id(holder), key), (holder, look(kind, holder, key)))
+            self.counted.setdefault(
+                (kind, id(holder), key), (holder, self.first(kind, holder, key))
+            )
         if place[0] in ("attr", "item") and place[1] is None:
             self.effects.found.append("a write")
         return ()

@@ -101,6 +101,8 @@ class Reached:
         self.changing: dict[int, set[str]] = {}
         """The places whose old value nothing else reads, as in `before`."""
         self.contents: dict[int, Snapshot] = {}
+        self.dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        """The `__dict__`s of objects, and what they held when they were met."""
         self.touched: set[int] = set()
         """The holders that are looked at for the frame that is evaluated."""
         self.stack: list[Frame] = []
@@ -162,6 +164,8 @@ class Reached:
         self.outside[id(value)] = value, path
         if is_a(value, HOLDERS) and length_of(value) <= MANY:
             self.contents[id(value)] = snapshot(value)
+        elif not is_a(value, NO_FIELDS) and type(held := dict_of(value)) is dict:
+            self.dicts[id(held)] = held, held.copy()
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
             self.answer(question, (), f"the answer of {callable_name(question)}")

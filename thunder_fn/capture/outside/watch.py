@@ -270,6 +270,10 @@ class Watch(Evaluator):
         jitted module sees to its own.
         """
         own = {id(vars(one)) for one, _ in self.outside.values() if id(one) in self.own}
+        for place in self.added & self.before.keys():  # it is written in another way, too
+            holder, old = self.before[place]
+            path = f"{self.path(holder, 'a place')}[{place[2]!r}]"
+            self.edges.setdefault(place, Edge(place[0], holder, place[2], old, path))
         counted = ((place, held) for place, held in self.counted.items() if held[1] is ABSENT)
         places = *self.before.items(), *counted, *self.any_items()
         for (kind, identity, key), (holder, old) in places:
@@ -346,7 +350,8 @@ class Watch(Evaluator):
         found = effects, self.drawn, self.arrays, self.constants, self.states
         is_pure = not any(found) and not any(map(self.is_outside, changed))
         places = {**self.counted, **self.before}
-        return is_pure and all(self.is_unwritten(*one) for one in places.items())
+        is_same = all(one.is_unchanged for one in self.contents.values())
+        return is_pure and is_same and all(self.is_unwritten(*one) for one in places.items())
 
     def is_unwritten(self, place: tuple[str, int, Any], held: tuple[Any, Any]) -> bool:
         """Test whether a place that the code may write to holds what it held. That it does is
@@ -355,7 +360,7 @@ class Watch(Evaluator):
         (kind, identity, key), (holder, old) = place, held
         if kind != "content":
             return look(kind, holder, key) is old
-        return identity in self.contents and self.contents[identity].is_unchanged
+        return identity in self.contents  # with all that it held
 
     def put_back(self) -> None:
         """Give places outside what they held before. What held numbers or tensors of the trace when
