@@ -645,6 +645,26 @@ def test_effects_that_are_left_out_count_for_nothing(name: str, captured: list[A
     assert name != "set and delete" or "gone" not in STATE.table
 
 
+class Remembering(torch.nn.Module):
+    """A module that notes what it has seen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shape, self.used = tuple(x.shape), True
+        return x.pow(2).sum()
+
+
+def test_a_module_that_notes_the_same_again_is_pure(captured: list[Any]) -> None:
+    module = Remembering()
+    for _ in range(4):
+        same(tfn.grad(lambda x: module(x))(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(captured) == 2  # there was nothing at first
+    module.used = False
+    tfn.grad(lambda x: module(x))(torch.ones(3))
+    assert module.used
+    tfn.grad(lambda x: module(x))(torch.ones(2))
+    assert module.shape == (2,)
+
+
 def test_effects_of_statements(captured: list[Any]) -> None:
     count = 0
 

@@ -690,7 +690,7 @@ class _First:
         if (
             captured is None
             or not watch.is_repeatable
-            or attributes.written
+            or attributes.has_changes()
             or host_random.drawn_since(before)
             or not is_unchanged()
             or not all(map(is_closed, (plan.trace, *plan.later)))

@@ -68,7 +68,7 @@ _OWN = frozenset(torch.nn.Module().__dict__) - {
 _REGISTERS = torch.nn.Module.register_buffer.__code__
 _reads: ContextVar[tuple[_Found, _Found] | None] = ContextVar("thunder_fn_reads", default=None)
 """Attributes that were read, and counters that only `+=` has read."""
-_written: ContextVar[set[Attribute] | None] = ContextVar("thunder_fn_written", default=None)
+_written: ContextVar[dict[Attribute, Any] | None] = ContextVar("thunder_fn_written", default=None)
 _SCALARS = (
     bool,
     int,
@@ -174,11 +174,23 @@ def of_class(cls: type, name: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Tracked:
     """Uses of module attributes: the values that were read, filled in at the end, and the
-    attributes that were written.
+    attributes that were written, each with its value before.
     """
 
     reads: Reads = field(default_factory=dict[Attribute, Any])
-    written: set[Attribute] = field(default_factory=set[Attribute])
+    written: dict[Attribute, Any] = field(default_factory=dict[Attribute, Any])
+
+    def has_changes(self) -> bool:
+        """Test whether attributes that were written have other values now. Those that have not are
+        reads from now on.
+        """
+        for place, old in self.written.items():
+            now = attribute(place)
+            if seen(now) != seen(old):
+                return True
+            if not is_a(now, torch.Tensor):
+                self.reads.setdefault(place, seen(now, 0))
+        return False
 
 
 @contextmanager
@@ -273,8 +285,9 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
     def __setattr__(self: torch.nn.Module, name: str, value: Any) -> None:
-        if (written := _written.get()) is not None:
-            written.add(Attribute(self, name))
+        written, place = _written.get(), Attribute(self, name)
+        if written is not None and place not in written:
+            written[place] = attribute(place)
         original(self, name, value)
 
     return __setattr__

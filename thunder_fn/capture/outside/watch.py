@@ -48,6 +48,7 @@ from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
+    PLAIN,
     Changed,
     content_of,
     dict_of,
@@ -55,6 +56,7 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     is_longer,
     length_of,
+    seen,
 )
 from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorder import Recorder, current
@@ -358,9 +360,13 @@ class Watch(Evaluator):
         guarded, so that a trace need not write it.
         """
         (kind, identity, key), (holder, old) = place, held
-        if kind != "content":
-            return look(kind, holder, key) is old
-        return identity in self.contents  # with all that it held
+        if kind == "content":
+            return identity in self.contents  # with all that it held
+        now = look(kind, holder, key)
+        if now is not old and is_a(old, (*PLAIN, tuple)) and seen(now) == seen(old):
+            self.edge(kind, holder, key, f"{self.path(holder, 'a place')}[{key!r}]")
+            return True
+        return now is old
 
     def put_back(self) -> None:
         """Give places outside what they held before. What held numbers or tensors of the trace when
