@@ -175,7 +175,7 @@ def is_effect(function: Any) -> bool:
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
     else:
         cls = owner if is_a(owner, type) else type(owner)
-        kinds: tuple[type, ...] = cls, type(cls)
+        kinds: tuple[Any, ...] = cls, type(cls)
         bases = (base for kind in kinds for base in kind.__mro__)
         of_c = (base for base in bases if not is_python(base.__dict__.get(name, is_python)))
         module = module_of(next(of_c, cls))
