@@ -875,7 +875,7 @@ def of_other_tools(o: SimpleNamespace) -> float:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 def test_other_tools_that_monitor() -> None:
-    """What a tool disabled is disabled for the next one in its place. Without a place, nothing is watched."""
+    """Events that a tool disabled stay so for the next one in its place. Without a place, nothing is watched."""
     tools: Any = sys.monitoring  # type: ignore[attr-defined]
     start, o = tools.events.PY_START, SimpleNamespace(k=2.0)
     jitted = jit(lambda x: x * of_other_tools(o))

@@ -330,7 +330,7 @@ PLACES = {
     "attribute of an argument": ("", "given.k", "O.k = 3.0"),
     "attribute of an item": ("for each in LO: pass", "each.k", "O.k = 3.0"),
 }
-"""What the function does before, the expression, and what changes its value."""
+"""Statements that the function begins with, the expression, and a change of its value."""
 TEXT = """
 def read(o): return o.k
 

@@ -58,7 +58,7 @@ def shown(value: Any) -> str:
 
 
 def calls(place: str, line: str, order: list[str], wrap: Callable[..., Any]) -> list[str]:
-    """What each call gives and leaves, where the state and an alias of it are others before."""
+    """Find the results of calls and what they leave, where the state and an alias of it are others before."""
     name, make = PLACES[place]
     scope: dict[str, Any] = {"s": make(VALUES[order[0]]())}
     head = "global s" if place == "global" else "pass"

@@ -259,7 +259,7 @@ def function(statement: str, s: Any, result: str) -> Callable[..., Any]:
 
 
 def content(value: Any, depth: int = 5) -> Any:
-    """What an object holds, in order."""
+    """Take an object apart: its parts, in order."""
     if depth == 0 or isinstance(value, (int, str, bytes, type(None))):
         return value
     if isinstance(value, collections.ChainMap):
