@@ -173,7 +173,7 @@ class Attributes(Reached):
     def attribute(self, value: Any, name: str, of: Source, frame: Frame) -> Sequence[Any]:
         """The value of an attribute, and the edge to it."""
         path = f"{self.path(value, '') or text(of)}.{escaped(name)}"
-        if name in _WRITERS and self.is_lasting(value.of if is_a(value, Super) else value):
+        if name in _WRITERS and self.was_there(value.of if is_a(value, Super) else value):
             self.effects.found.append(name)
         if name == "__class__" and not is_a(value, Super):
             return self.class_of(value, path)
@@ -185,7 +185,7 @@ class Attributes(Reached):
             return self.attribute_of_new(value, name, path)
         return self.attribute_of_known(value, name, path, frame)
 
-    def is_lasting(self, value: Any) -> bool:
+    def was_there(self, value: Any) -> bool:
         """Test for a value that was there before the function, or a class, whose methods are given
         their object.
         """

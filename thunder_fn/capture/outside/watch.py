@@ -230,9 +230,8 @@ class Watch(Evaluator):
             kind, _, key = place
             holder, old = self.counted[place]
             if type(look(kind, holder, key)) is not int:
-                path = f"{self.path(holder, 'a place')}[{key!r}]"
                 self.before[place] = holder, old
-                self.edges.setdefault(place, Edge(kind, holder, key, old, path))
+                self.value_before(place, holder, old)
         for value, name, _ in self.late:
             held = dict_of(value)
             if is_of_trace(held.get(name)):
@@ -273,9 +272,7 @@ class Watch(Evaluator):
         """
         own = {id(vars(one)) for one, _ in self.outside.values() if id(one) in self.own}
         for place in self.added & self.before.keys():  # it is written in another way, too
-            holder, old = self.before[place]
-            path = f"{self.path(holder, 'a place')}[{place[2]!r}]"
-            self.edges.setdefault(place, Edge(place[0], holder, place[2], old, path))
+            self.value_before(place, *self.before[place])
         counted = ((place, held) for place, held in self.counted.items() if held[1] is ABSENT)
         places = *self.before.items(), *counted, *self.any_items()
         for (kind, identity, key), (holder, old) in places:
@@ -289,9 +286,13 @@ class Watch(Evaluator):
 
     def item_before(self, container: Any, index: int, value: Any) -> None:
         """Guard an item of a list or deque outside that held a value before."""
-        path = f"{self.path(container, 'a list')}[{index}]"
-        place = "index", id(container), index
-        self.edges.setdefault(place, Edge("index", container, index, value, path))
+        self.value_before(("index", id(container), index), container, value)
+
+    def value_before(self, place: tuple[str, int, Any], holder: Any, old: Any) -> None:
+        """Guard a place by the value that it held before."""
+        kind, _, key = place
+        path = f"{self.path(holder, 'a place')}[{key!r}]"
+        self.edges.setdefault(place, Edge(kind, holder, key, old, path))
 
     def any_items(self) -> Iterator[tuple[tuple[str, int, Any], tuple[Any, Any]]]:
         """The items of containers in which the function writes where nobody knows, with what they
