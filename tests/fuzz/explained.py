@@ -37,6 +37,10 @@ class Explained:
         return re.search(self.then, f"{found.kind}: {found.why}") is not None
 
 
+LEAF_OF_VIEW = r"(?=.*(\)|\]|\.T)\.requires_grad_\(\))"
+GRADIENTS_OFF = r"(?=.*(no_grad|set_grad_enabled\(False))"
+CLONED = (r"\.requires_grad_\(\)", ".clone().requires_grad_()")
+
 EXPLAINED = [
     Explained(
         "depends on a leaf with a zero gradient only, and so requires no gradient in a trace (docs/limits.md)",
@@ -47,8 +51,16 @@ EXPLAINED = [
         "the same of a view of a leaf that is a view itself: eager PyTorch says that it requires nothing",
         kind="requires_grad",
         why="True instead of False",
-        text=r"(as_strided\(.*\)|\)|\]|\.T)\.requires_grad_\(\).*(no_grad|set_grad_enabled\(False)",
-        instead=(r"\.requires_grad_\(\)", ".clone().requires_grad_()"),
+        text=LEAF_OF_VIEW + GRADIENTS_OFF,
+        instead=CLONED,
+    ),
+    Explained(
+        "the same: a write to such a view is refused, as eager PyTorch refuses it of a view of any other leaf",
+        kind="raised",
+        why="a view which was created in no_grad mode",
+        text=LEAF_OF_VIEW + GRADIENTS_OFF,
+        instead=CLONED,
+        then="a view which was created in no_grad mode",
     ),
     Explained(
         "eager PyTorch runs a checkpointed function again for gradients that are taken inside of it, with its writes to Python",
