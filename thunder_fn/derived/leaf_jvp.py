@@ -38,10 +38,24 @@ from thunder_fn.ir.constraints import names_of, pinned, renamed
 from thunder_fn.ir.equations import operands_in
 from thunder_fn.ir.rules import JvpRule, Mask, chosen, scattered
 from thunder_fn.ir.symbols import is_symbolic
-from thunder_fn.ir.trace import Equation, Op, Trace, TraceBuilder, Var, python_args
+from thunder_fn.ir.trace import (
+    Arg,
+    Equation,
+    Op,
+    Trace,
+    TraceBuilder,
+    Var,
+    map_arg,
+    map_args,
+    python_args,
+    vars_in,
+)
 from thunder_fn.ir.walking import inline_into
 
 _ZEROS = Op("leaf", "aten.zeros_like.default")
+_ADD = Op("leaf", "aten.add.Tensor")
+_NOT_LINEAR = frozenset((*facts.PARTS_LINEAR_IN, ops.STOP_GRADIENT.name, "aten.view.dtype"))
+"""Views and backwards that are not linear, or not in the same operands for each result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,85 @@ def _by_parts_first(question: JvpQuestion) -> Trace | Declined | None:
 def _by_own_statistics(question: JvpQuestion) -> Trace | Declined:
     own = own_statistics(question.single)
     return Declined("the op is not the backward of a normalization") if own is None else own
+
+
+def _by_one_term(question: JvpQuestion) -> JvpRule | Declined:
+    """Give the tangent of the one term of a sum that has one."""
+    equation, active = question.equation, chosen(question.single.inputs, question.active)
+    if equation.op not in facts.ADDS or len(active) != 1:
+        return Declined("the op is no sum, or two terms have tangents")
+    first, second = equation.args[:2]
+    is_kept = active[0] == first or (equation.op.name == "aten.add.Tensor" and not equation.kwargs)
+    if first == second or not is_kept or active[0].type != equation.outputs[0].type:
+        return Declined("the term is doubled, multiplied or broadcast")
+    builder = TraceBuilder(f"{equation.op.name}_jvp")
+    primals = builder.take(question.single.input_types)
+    (tangent,) = builder.take([active[0].type])
+    (value,) = builder.copy(equation, lambda var: primals[var.index])
+    return JvpRule(builder.build((value, tangent)), (True,))
+
+
+def _by_terms(question: JvpQuestion) -> JvpRule | Declined:
+    """Put the tangents in the place of what the op is linear in: of a product, one factor at a
+    time, and the sum of these terms.
+    """
+    equation, active = question.equation, chosen(question.single.inputs, question.active)
+    if equation.op.name in _NOT_LINEAR or not all(
+        is_differentiable(type) for type in equation.output_types
+    ):
+        return Declined("the op is not linear in an operand")
+    sets = _linear_sets(equation, set(active))
+    if sets is None:
+        return Declined("the op is not linear in the operands with tangents")
+    builder = TraceBuilder(f"{equation.op.name}_jvp")
+    primals = builder.take(question.single.input_types)
+    tangents = dict(zip(active, builder.take([var.type for var in active]), strict=True))
+    results = builder.copy(equation, lambda var: primals[var.index])
+    terms = [_term(builder, equation, places, primals, tangents) for places in sets]
+    pushed = list(terms[0])
+    for term in terms[1:]:
+        pairs = zip(pushed, term, strict=True)
+        pushed = [builder.add(_ADD, (a, b), (a.type,))[0] for a, b in pairs]
+    return JvpRule(builder.build((*results, *pushed)), (True,) * len(results))
+
+
+def _linear_sets(equation: Equation, active: set[Var]) -> list[tuple[int, ...]] | None:
+    """The sets of places in which the op is linear and that hold all tangents; None if a tangent
+    is elsewhere, or beside something in its set that has none.
+    """
+    places = {place for place, arg in enumerate(equation.args) if active & set(vars_in(arg))}
+    if any(active & set(vars_in(arg)) for _, arg in equation.kwargs):
+        return None
+    sets = [one for one in ops.linear_in(equation.op) if places & set(one)]
+    held = [place for one in sets for place in one]
+    are_apart = len(held) == len(set(held))
+    covered = places <= set(held) and all(
+        _moves(arg, active) for place, arg in enumerate(equation.args) if place in held
+    )
+    return sets if are_apart and covered else None
+
+
+def _moves(arg: Arg, active: set[Var]) -> bool:
+    """Test whether all that an argument holds has a tangent, or is nothing."""
+    if isinstance(arg, tuple):
+        return all(_moves(item, active) for item in arg)
+    return arg in active if isinstance(arg, Var) else arg.value is None or arg.value == 0
+
+
+def _term(
+    builder: TraceBuilder,
+    equation: Equation,
+    places: tuple[int, ...],
+    primals: tuple[Var, ...],
+    tangents: dict[Var, Var],
+) -> tuple[Var, ...]:
+    """The op on tangents in these places, on primals in the others."""
+    args = tuple(
+        map_arg(tangents.__getitem__ if place in places else lambda var: primals[var.index], arg)
+        for place, arg in enumerate(equation.args)
+    )
+    _, kwargs = map_args(lambda var: primals[var.index], equation)
+    return builder.add(equation.op, args, equation.output_types, kwargs=kwargs)
 
 
 def _by_all_operands(question: JvpQuestion) -> JvpRule | Declined:
@@ -146,6 +239,8 @@ JVP_ATTEMPTS: tuple[Attempt[JvpQuestion, JvpRule | Trace | None], ...] = (
     Attempt("definition of attention", _by_meaning),
     Attempt("decomposition in place of forward AD", _by_parts_first),
     Attempt("statistics computed anew", _by_own_statistics),
+    Attempt("the tangent of one term", _by_one_term),
+    Attempt("the op on the tangents", _by_terms),
     Attempt("forward AD with tangents of all operands", _by_all_operands),
     Attempt("forward AD", _by_forward_ad),
     Attempt("forward AD for fixed numbers", _by_fixed_numbers),

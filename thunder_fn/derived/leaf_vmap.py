@@ -141,11 +141,11 @@ def _by_fill(question: VmapQuestion) -> VmapRule | Declined:
 
 
 def _by_whole_batch(question: VmapQuestion) -> VmapRule | Declined:
-    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_unary(
+    if question.equation.op not in (ops.STOP_GRADIENT, ops.NO_GRAD) and not _is_elementwise(
         question.equation
     ):
-        return Declined("the op is not elementwise on one operand")
-    return VmapRule(_of_whole_batch(question.single, question.size))
+        return Declined("the op is not elementwise, or promotes a scalar tensor")
+    return VmapRule(_of_whole_batch(question.single, question.batched, question.size))
 
 
 def _by_parts_first(question: VmapQuestion) -> Trace | Declined:
@@ -489,33 +489,51 @@ def _drawn_at_once(single: Trace, batched: Mask, size: Dim) -> Trace:
         return close_recording(recorder, [result], f"vmap_{equation.op.name}")
 
 
-def _is_unary(equation: Equation) -> bool:
-    """Test that each element of the result follows from one of its only operand's: a batch is no
-    different.
+def _is_elementwise(equation: Equation) -> bool:
+    """Test that each element of the result follows from those of the operands at its place: a batch
+    is no different, unless a scalar of another dtype becomes a vector, which is promoted otherwise.
 
     functorch takes some of these apart, and then the derivative of the parts is NaN where that of
     the op is not.
     """
-    pointwise = ops.is_pointwise(equation.op) and not ops.is_random(equation.op)
-    return (
-        pointwise
-        and len(equation.operands) == 1
-        and isinstance(equation.outputs[0].type, TensorType)
-    )
+    if not ops.is_pointwise(equation.op) or ops.is_random(equation.op):
+        return False
+    types = [var.type for var in (*equation.operands, *equation.outputs)]
+    tensors = [type for type in types if isinstance(type, TensorType)]
+    given = tensors[:-1]
+    promotes_alike = len({type.dtype for type in given}) == 1 or all(type.shape for type in given)
+    return len(tensors) == len(types) and len(equation.outputs) == 1 and promotes_alike
 
 
-def _of_whole_batch(single: Trace, size: Dim) -> Trace:
+def _of_whole_batch(single: Trace, batched: Mask, size: Dim) -> Trace:
     """The op on the batch as it is. functorch unwraps what it detaches, so a recording would not
     show stop_gradient.
     """
+    # Before: one example: operands broadcast to [s...]
+    # After:  a batched operand of lower rank: [n, 1..., its dims], so that it broadcasts as before
     (equation,) = single.equations
     builder = TraceBuilder(f"vmap_{equation.op.name}")
-    value = builder.input(batched_type(single.inputs[0].type, size))
+    inputs = builder.take(batched_types(single.input_types, batched, size))
+    (result,) = single.output_types
+    rank = 1 + len(result.shape) if isinstance(result, TensorType) else 0
+    values = [
+        _of_rank(builder, value, rank) if flag else value
+        for value, flag in zip(inputs, batched, strict=True)
+    ]
     # the batch has one dim more
     given = tuple((key, arg) for key, arg in equation.kwargs if arg not in RANKED)
-    args, kwargs = map_args(lambda _: value, replace(equation, kwargs=given))
+    args, kwargs = map_args(lambda var: values[var.index], replace(equation, kwargs=given))
     types = tuple(batched_type(var.type, size) for var in equation.outputs)
     return builder.build(builder.add(equation.op, args, types, kwargs=kwargs))
+
+
+def _of_rank(builder: TraceBuilder, value: Var, rank: int) -> Var:
+    """The batch with dims of size 1 behind its first dim, up to a rank."""
+    type = value.type
+    if not isinstance(type, TensorType) or len(type.shape) >= rank:
+        return value
+    shape = (type.shape[0], *(1,) * (rank - len(type.shape)), *type.shape[1:])
+    return ops.emit(builder, ops.RESHAPE, (value, shape), replace(type, shape=shape))
 
 
 def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:
