@@ -195,6 +195,33 @@ class Holder:
 class Net(torch.nn.Module):
     ck = 2.0
 
+    def __init__(self, o: Base) -> None:
+        super().__init__()
+        self.held, self.key = {"o": o}, "o"
+
+    @property
+    def entries(self) -> dict[str, Base]:
+        return self.held
+
+    @property
+    def active(self) -> Base:
+        return self.entries[self.key]
+
+    @functools.cached_property
+    def cached(self) -> list[Base]:
+        return [self.active]
+
+    @staticmethod
+    def static(o: Base) -> Any:
+        return o.k
+
+    @classmethod
+    def of_class(cls, o: Base) -> Any:
+        return o.k * cls.ck
+
+    def listed(self) -> list[Base]:
+        return [*self.entries.values()]
+
 
 class Pair(typing.NamedTuple):
     k: Any
@@ -472,6 +499,24 @@ functools.partial(type(sub).of_class)()
 type(net).ck
 net.__class__.ck
 net.ck
+net.entries['o'].k
+net.entries[net.key].k
+net.entries.get(net.key).k
+net.active.k
+len(net.active)
+net.cached[0].k
+net.static(o)
+net.of_class(o)
+net.listed()[0].k
+[one.k for one in net.listed()][0]
+{**net.entries}['o'].k
+dict(net.entries)['o'].k
+next(iter(net.entries.values())).k
+sum(one.k for one in net.entries.values())
+getattr(net,'entries')['o'].k
+operator.attrgetter('entries')(net)['o'].k
+(lambda q:q['o'].k)(net.entries)
+json.dumps(net.entries,default=read).count('5')
 """
 
 
@@ -497,7 +542,7 @@ def objects() -> dict[str, Any]:
         "holder": Holder(o),
         "ref": weakref.ref(o),
         "module": module,
-        "net": Net(),
+        "net": Net(o),
         "sub": Sub(1.0),
         "single": [o],
         "both": [p, o],

@@ -178,7 +178,7 @@ class Attributes(Reached):
         if name == "__class__" and not is_a(value, Super):
             return self.class_of(value, path)
         if is_a(value, torch.nn.Module):
-            return self.module_attribute(value, name, path)
+            return self.module_attribute(value, name, path, frame)
         if is_a(value, Super):
             return self.attribute_of_super(value, name, frame)
         if not self.is_outside(value):
@@ -409,7 +409,9 @@ class Attributes(Reached):
                 self.edge("attr", value, name, path, is_by_value=True)
         return self.bound(of_class, value, frame)
 
-    def module_attribute(self, value: torch.nn.Module, name: str, path: str) -> Sequence[Any]:
+    def module_attribute(
+        self, value: torch.nn.Module, name: str, path: str, frame: Frame
+    ) -> Sequence[Any]:
         """The state of a module is guarded as a whole; an attribute of its class is an edge."""
         held = value.__dict__
         self.touched.add(id(held))
@@ -426,7 +428,8 @@ class Attributes(Reached):
         if found is ABSENT or is_ours(module_of(type(value))):
             return ()
         self.edge("class", type(value), name, path)
-        return (self.reach(found, path),)
+        self.reach(found, path)
+        return self.bound(found, value, frame)
 
     def global_attribute(
         self, module: types.ModuleType, name: str, path: str, frame: Frame
