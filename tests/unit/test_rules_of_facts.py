@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import thunder_fn as tfn
 from thunder_fn.derived.attempts import Attempt
 from thunder_fn.derived.leaf_jvp import JVP_ATTEMPTS, JvpQuestion
 from thunder_fn.derived.leaf_vjp import alone, is_differentiable
 from thunder_fn.derived.leaf_vmap import VMAP_ATTEMPTS, VmapQuestion, VmapRule
 from thunder_fn.interpreters.evaluate import evaluate
-from thunder_fn.ir import Trace, ops
+from thunder_fn.ir import Trace, facts, ops
 from thunder_fn.ir.rules import JvpRule, Mask
 from thunder_fn.testing.drawn_programs import build
 from thunder_fn.testing.samples import samples
@@ -78,14 +79,18 @@ def test_tangents_by_linearity_are_those_of_forward_mode() -> None:
     assert len(seen) > 60, seen
 
 
-def test_elementwise_ops_on_a_batch_are_functorch_s_rules() -> None:
+def test_batches_by_facts_are_those_of_functorch() -> None:
     torch.manual_seed(0)
-    whole, seen = "the op on the whole batch", set[str]()
-    for name, single in recorded(ops.is_pointwise):
-        for batched in masks(single, (True,) * len(single.inputs)) if len(single.inputs) > 1 else ():
+    direct = "the op on the whole batch", "the shape with the batch in front", "product of rows or pairs"
+    shapes = [((4, 3), (2, -1)), ((6,), (1, 6, 1)), ((0, 2), (2, 0)), ((), (1,))]
+    reshapes = [tfn.trace(lambda x, to=to: x.reshape(to), torch.ones(given)) for given, to in shapes]
+    seen = set[str]()
+    singles = [("reshape", alone(one.equations[0])) for one in reshapes]
+    for name, single in (*singles, *recorded(lambda op: ops.is_pointwise(op) or op in facts.MATMULS)):
+        for batched in masks(single, (True,) * len(single.inputs)):
             question = VmapQuestion(single, batched, 5, "error")
-            for ours in found_by(VMAP_ATTEMPTS, (whole,), question, VmapRule):
-                for theirs in found_by(VMAP_ATTEMPTS, ("functorch's rule",), question, VmapRule):
-                    assert_same(ours.trace, theirs.trace, single)
-                    seen.add(name)
-    assert len(seen) > 40, seen
+            rules = found_by(VMAP_ATTEMPTS, direct, question, VmapRule)
+            for theirs in found_by(VMAP_ATTEMPTS, ("functorch's rule",), question, VmapRule) if rules else ():
+                assert_same(rules[0].trace, theirs.trace, single)
+                seen.add(name)
+    assert len(seen) > 80 and {"aten.mm.default", "reshape"} <= seen, seen

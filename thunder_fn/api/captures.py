@@ -65,7 +65,7 @@ LIVING, ORPHANS = 64, 16
 """The number of captures that are kept: of functions that live, and of those that are gone."""
 STATES = 4
 """The number of captures of one call, for states of what the function reads."""
-WITH_NUMBERS = 2
+WITH_NUMBERS = 4
 """So many captures of calls that differ in sizes only are made with numbers, before one is made
 with symbols. That takes several times as long, and data often has one other size: the last batch's.
 """

@@ -33,6 +33,7 @@ from thunder_fn.ir.constraints import (
     is_in_data,
     names_of,
     pinned,
+    product,
     renamed,
 )
 from thunder_fn.ir.rules import Mask, divided, scattered
@@ -56,6 +57,8 @@ from thunder_fn.ir.trace import (
 from thunder_fn.ir.walking import begun_with, resized
 
 SCAN = Op("structured", "scan")
+_MM, _BMM = Op("leaf", "aten.mm.default"), Op("leaf", "aten.bmm.default")
+_EXPAND = Op("leaf", "aten.expand.default")
 RANKED = (Literal(torch.channels_last), Literal(torch.channels_last_3d))
 """Memory formats that fit one rank only."""
 
@@ -148,6 +151,47 @@ def _by_whole_batch(question: VmapQuestion) -> VmapRule | Declined:
     return VmapRule(_of_whole_batch(question.single, question.batched, question.size))
 
 
+def _by_size(question: VmapQuestion) -> VmapRule | Declined:
+    if question.equation.op != ops.RESHAPE:
+        return Declined("the op takes no shape")
+    builder = TraceBuilder("vmap_reshape")
+    (value,) = builder.take(batched_types(question.single.input_types, (True,), question.size))
+    type = batched_type(question.single.output_types[0], question.size)
+    return VmapRule(builder.build((_sized(builder, ops.RESHAPE, value, type),)))
+
+
+def _by_product(question: VmapQuestion) -> VmapRule | Declined:
+    """Multiply the rows of all examples by one matrix, or the matrices pair by pair."""
+    # Before: a left matrix of n x k, a right one of k x m
+    # After:  the b * n rows by one right matrix; else b pairs of matrices
+    single, size = question.single, question.size
+    if question.equation.op != _MM or len(single.inputs) != 2:
+        return Declined("the op is no product of two matrices")
+    builder = TraceBuilder("vmap_mm")
+    left, right = builder.take(batched_types(single.input_types, question.batched, size))
+    (type,) = single.output_types
+    result = batched_type(type, size)
+    if not question.batched[1]:
+        rows = _sized(builder, ops.RESHAPE, left, _with_rows(single.input_types[0], size))
+        (found,) = builder.add(_MM, (rows, right), (_with_rows(type, size),))
+        return VmapRule(builder.build((_sized(builder, ops.RESHAPE, found, result),)))
+    if not question.batched[0]:
+        left = _sized(builder, _EXPAND, left, batched_type(left.type, size))
+    return VmapRule(builder.build(builder.add(_BMM, (left, right), (result,))))
+
+
+def _with_rows(type: Type, size: Dim) -> Type:
+    """The type of the rows of all examples."""
+    assert isinstance(type, TensorType), "the operand is a matrix"
+    return replace(type, shape=(product(size, type.shape[0]), *type.shape[1:]))
+
+
+def _sized(builder: TraceBuilder, op: Op, value: Var, type: Type) -> Var:
+    """An op that gives a tensor another shape, with the result of this type."""
+    assert isinstance(type, TensorType), "a tensor has a shape"
+    return ops.emit(builder, op, (value, type.shape), type)
+
+
 def _by_parts_first(question: VmapQuestion) -> Trace | Declined:
     if question.equation.op.name not in NOT_BATCHED:
         return Declined("functorch's rule is right")
@@ -232,6 +276,8 @@ VMAP_ATTEMPTS: tuple[Attempt[VmapQuestion, VmapRule | Trace], ...] = (
     Attempt("parts of one size", _by_one_size),
     Attempt("a fill of the whole batch", _by_fill),
     Attempt("the op on the whole batch", _by_whole_batch),
+    Attempt("the shape with the batch in front", _by_size),
+    Attempt("product of rows or pairs", _by_product),
     Attempt("decomposition in place of functorch's rule", _by_parts_first),
     Attempt("concatenation of symbolic sizes", _by_cat),
     Attempt("rule of thunder_fn in place of functorch's", _by_ours_first),
@@ -533,7 +579,7 @@ def _of_rank(builder: TraceBuilder, value: Var, rank: int) -> Var:
     if not isinstance(type, TensorType) or len(type.shape) >= rank:
         return value
     shape = (type.shape[0], *(1,) * (rank - len(type.shape)), *type.shape[1:])
-    return ops.emit(builder, ops.RESHAPE, (value, shape), replace(type, shape=shape))
+    return _sized(builder, ops.RESHAPE, value, replace(type, shape=shape))
 
 
 def _loop(single: Trace, batched: Mask, size: Dim, same: bool) -> Trace:

@@ -92,6 +92,13 @@ def number_of(dim: Dim) -> Any:
     return dim.value if isinstance(dim, Expr) else sympy.Integer(dim)
 
 
+def product(one: Dim, other: Dim) -> Dim:
+    """The product of two sizes."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one * other
+    return Expr(number_of(one) * number_of(other))
+
+
 def equations_between(types: Sequence[Type], others: Sequence[Type]) -> tuple[Expr, ...] | None:
     """Return the equations that make two types equal, given that they are equal for the hints; None
     where they are not.

@@ -242,6 +242,7 @@ class Family:
     def __init__(self, call: Leaves) -> None:
         self.first = places_of(call)
         self.latest = self.first
+        self.varied: frozenset[Place] = frozenset()
         self.dynamic: frozenset[Place] = frozenset()
         self.count = 0
         self.refused: frozenset[Place] = frozenset()
@@ -270,11 +271,14 @@ class Family:
     def traced(self, call: Leaves) -> None:
         """Note that a program has been made for a call."""
         self.count += 1
+        self.varied = self.changed(call)
         self.latest = places_of(call)
 
     def changed(self, call: Leaves) -> frozenset[Place]:
-        """The places whose values differ from those of the family's first call."""
-        return frozenset(
+        """The places whose values differ between this call, those that were traced, and the first
+        one.
+        """
+        return self.varied.union(
             place for place, value in places_of(call).items() if value != self.first[place]
         )
 

@@ -17,6 +17,7 @@ import torch
 
 from thunder_fn.capture.numbers.arithmetic import is_plain
 from thunder_fn.capture.recorded import Decision, Layout
+from thunder_fn.ir.constraints import product
 from thunder_fn.ir.symbols import UNBOUND, Bounds, Symbol, number_symbol, size_symbol
 from thunder_fn.ir.trace import Dim, Expr
 
@@ -152,19 +153,11 @@ def strides_of(
                 found[dim] = unexplained(dim)
             else:
                 found[dim] = (
-                    explained + 2
-                    if explained < 0
-                    else _product(shape[explained], stride(explained))
+                    explained + 2 if explained < 0 else product(shape[explained], stride(explained))
                 )
         return found[dim]
 
     return tuple(stride(dim) for dim in range(len(shape)))
-
-
-def _product(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
-    return Expr((a.value if isinstance(a, Expr) else a) * (b.value if isinstance(b, Expr) else b))  # type: ignore[operator]
 
 
 def is_number(leaf: Any) -> bool:
