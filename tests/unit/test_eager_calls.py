@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -614,6 +615,7 @@ LEFT_OUT: dict[str, Callable[[], Any]] = {
     "set what is there": _setting,
     "set and put back": _switching,
     "set and delete": _deleted,
+    "compile": lambda: (re.compile("a+"), compile("1", "", "eval"), tfn.compile(torch.sin)(torch.ones(2))),
     "call a clock": lambda: time.time() if STATE.verbose else 0,
     "open a file": lambda: open("nowhere") if STATE.verbose else 0,  # noqa: SIM115
     "look at the system": lambda: os.path.exists("x") or subprocess.run(["x"]) if STATE.verbose else 0,

@@ -74,7 +74,6 @@ _STATEFUL_NAMES = frozenset(
     [
         "__import__",
         "breakpoint",
-        "compile",
         "delattr",
         "delitem",
         "eval",
