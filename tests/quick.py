@@ -1,4 +1,4 @@
-"""`pytest --quick`, which `make test` is: of large families of tests, every n-th member.
+"""`pytest --quick`, which `make test` is: of large families of tests, one of every n members.
 
 A family is one law or one comparison with many operators, layouts or models. Its members fail
 together far more often than alone. Without `--quick` all of them run, as `make thorough` does every
@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 EVERY = {
     "distributed/test_context_and_experts.py::test_experts_on_many_ranks_are_those_of_a_loop": 3,
@@ -251,20 +251,36 @@ EVERY = {
 """Families by file and function, or single members by their id, with n. 0 leaves all to `make thorough`."""
 
 
+_FIRST = {"ops/test_operators.py::test_gradient": 2}
+"""The member of n that a family prefers, if not the first: hardly an operator runs in both of two families."""
+
+
 def left_out(names: Iterable[str]) -> set[str]:
-    """The tests, by node id, that `--quick` leaves out."""
-    found, seen = set[str](), defaultdict[str, int](int)
+    """Find the tests, by node id, that `--quick` leaves out. Of n members, one with parameters that none has had runs.
+
+    Every n-th would meet some values of a parameter never, if their number and n have a common divisor.
+    """
+    families = defaultdict[str, list[str]](list)
     for name in names:
         whole = name.removeprefix("tests/")
         family = whole if whole in EVERY else whole.partition("[")[0]
-        if family not in EVERY:
-            continue
-        every, number = EVERY[family], seen[family]
-        seen[family] += 1
-        if not every or number % every != _FIRST.get(family, 0):
-            found.add(name)
-    return found
+        if family in EVERY:
+            families[family].append(name)
+    return {name for family, members in families.items() for name in _others(family, members)}
 
 
-_FIRST = {"ops/test_operators.py::test_gradient": 2}
-"""The member that a family begins with, if not the first: no operator runs in both of two families."""
+def _others(family: str, members: Sequence[str]) -> set[str]:
+    """Find the members of a family that are left out."""
+    every, first = EVERY[family], _FIRST.get(family, 0)
+    left, met = set(members), set[tuple[int, str]]()
+    for start in range(0, len(members), every) if every else ():
+        some = members[start : start + every]
+        kept = max((*some[first:], *some[:first]), key=lambda one: len(_values(one) - met))
+        left.remove(kept)
+        met |= _values(kept)
+    return left
+
+
+def _values(name: str) -> set[tuple[int, str]]:
+    """The values of the parameters in a node id, by place."""
+    return {*enumerate(name.partition("[")[2].removesuffix("]").split("-"))}

@@ -47,7 +47,7 @@ def questions(*dtypes: torch.dtype) -> list[tuple[str, torch.dtype]]:
     return [*((name, dtype) for name in CASTING for dtype in dtypes), *((name, dtypes[0]) for name in SOME)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), questions(torch.bfloat16, torch.float16))
+@pytest.mark.parametrize(("name", "dtype"), questions(torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_values_are_those_of_torch_autocast(name: str, dtype: torch.dtype) -> None:
     for case in cases(name, torch.float32, 1, kinds=("plain",)):
@@ -66,7 +66,7 @@ def test_values_are_those_of_torch_autocast(name: str, dtype: torch.dtype) -> No
         assert [x.dtype for x in tensors_in(found)] == [x.dtype for x in tensors_in(expected)], str(case)
 
 
-@pytest.mark.parametrize(("name", "given"), questions(torch.bfloat16, torch.float32))
+@pytest.mark.parametrize(("name", "given"), questions(torch.bfloat16, torch.float32), ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_dtypes_are_those_of_torch_autocast_on_cuda(name: str, given: torch.dtype) -> None:
     """The policy of another device than this machine's, for what is given in full and in lower precision."""
