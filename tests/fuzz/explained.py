@@ -270,6 +270,12 @@ EXPLAINED = [
         text="nll_loss|cross_entropy|roll",
     ),
     Explained(
+        "ops that are made of others resize `out=` that requires grad on a CPU or GPU alone; refused, as on the meta device",
+        kind="raised",
+        why="cannot resize variables that require grad",
+        text=r"out=",
+    ),
+    Explained(
         "inference mode lets `resize_` change a leaf, whose new elements are not initialised; refused, as without it",
         kind="raised",
         why="cannot resize variables that require grad",
