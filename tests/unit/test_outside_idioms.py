@@ -499,6 +499,10 @@ functools.partial(type(sub).of_class)()
 type(net).ck
 net.__class__.ck
 net.ck
+[c.__dict__['ck'] for c in type(net).__mro__ if 'ck' in c.__dict__][0]
+next(vars(c)['ck'] for c in type(net).__mro__ if 'ck' in vars(c))
+[c.ck for c in net.__class__.__mro__ if 'forward' in c.__dict__ and hasattr(c,'ck')]==[] and net.ck
+[v for c in type(o).__mro__ for n,v in vars(c).items() if n=='ck'][0]
 net.entries['o'].k
 net.entries[net.key].k
 net.entries.get(net.key).k
@@ -585,6 +589,19 @@ def test_what_is_read_by_any_idiom_counts(idiom: str, use: Callable[[Any], Any])
     change_too()
     torch.testing.assert_close(used(x), f(x))
     torch.testing.assert_close(used(x), f(x))
+
+
+@pytest.mark.parametrize("idiom", ["[{}][0]", "next({})", "sum({})", "[*({})][0]"])
+def test_code_that_is_defined_again(idiom: str) -> None:
+    """The code of a cell that runs again, or of a module that is reloaded, equals that of before and is another object."""
+    idiom = idiom.format("c.__dict__['ck'] for c in type(o).__mro__ if 'ck' in c.__dict__")
+    x = torch.tensor([1.0, 4.0])
+    for _ in range(3):
+        f, change_all = program(idiom)
+        used = tfn.jit(f)
+        used(x)
+        change_all()
+        torch.testing.assert_close(used(x), f(x))
 
 
 @pytest.mark.parametrize("idiom", [one for one in IDIOMS.strip().splitlines() if "exec" not in one])

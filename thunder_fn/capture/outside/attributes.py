@@ -253,7 +253,7 @@ class Attributes(Reached):
     def attribute_of_type(self, value: type, name: str, path: str) -> Sequence[Any]:
         """An attribute of a class, or of its metaclass."""
         if name == "__dict__":
-            for held in gc.get_referents(value.__dict__):
+            for held in gc.get_referents(value.__dict__) if self.is_open(value) else ():
                 self.content(held, path)
             return (value.__dict__,)
         if name in _OF_TYPES:

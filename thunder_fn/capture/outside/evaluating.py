@@ -146,8 +146,10 @@ class Evaluator(Attributes):
             self.method(frame)
             self.functions_of(frame)
             frame.cells = self.cells_of(frame)
-            for code, source in frame.reading.comprehensions.items():
-                self.over[id(code)] = source, frame
+            known = frame.reading.comprehensions  # those of equal code, which may be another object
+            for code in frame.code.co_consts if known else ():
+                if is_a(code, types.CodeType) and code in known:
+                    self.over[id(code)] = known[code], frame
         settled = self.settled_values(frame)
         names = frozenset(
             name
