@@ -172,6 +172,21 @@ def test_no_exception_of_pytorchs_insides(f: Any) -> None:
         assert word not in str(error)
 
 
+HIDDEN: dict[str, Any] = {
+    "`as_subclass`": lambda x: (x.relu(), x.relu().as_subclass(Wrapper))[1],
+    "`as_subclass` ": lambda x: (x.relu(), torch.Tensor.as_subclass(x, Wrapper)),
+    "`to_dlpack`": lambda x: (x.relu(), torch.utils.dlpack.to_dlpack(x))[0],
+    "a function of C": lambda x: (x.relu(), [torch.utils.dlpack.to_dlpack][0](x))[0],
+}
+"""Functions of C that no mode sees, behind one that is seen."""
+
+
+@pytest.mark.parametrize("called", HIDDEN)
+def test_a_function_that_no_mode_sees_has_its_name(called: str) -> None:
+    error = error_of(HIDDEN[called], kind=errors.UnsupportedCall)
+    assert str(error).startswith(f"<lambda> calls {called.strip()}, which needs a tensor's memory"), str(error)
+
+
 @torch.library.custom_op("test_errors::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2

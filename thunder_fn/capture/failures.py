@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import inspect
+import linecache
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,7 +27,7 @@ from thunder_fn.capture.replaced.refusals import (
     no_fake_error,
     script_error,
 )
-from thunder_fn.capture.scopes import user_source
+from thunder_fn.capture.scopes import ScopeMode, user_source
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -206,9 +208,9 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         op = recorder.function
         if isinstance(op, internals.OpOverload) and not internals.is_pytorchs_own(op):
             return no_fake_error(op, raised_at(error))
-        called = f"`{getattr(op, '__name__', op)}`" if op else "something"
         text = (
-            f"{name} calls {called}, which needs a tensor's memory or values and cannot be traced"
+            f"{name} calls {_called(error, op)}, which needs a tensor's memory or values and"
+            " cannot be traced"
         )
         fix = (
             "Do this step outside the traced function, or make it a custom op with"
@@ -216,6 +218,30 @@ def failure(error: Exception, name: str, recorder: Recorder) -> Exception:
         )
         return UnsupportedCall(text, source=raised_at(error), fix=fix)
     return traced_function_error(error, name)
+
+
+_RUNS = ScopeMode.__torch_function__.__code__
+"""The code that runs torch functions."""
+
+
+def _called(error: Exception, function: Any) -> str:
+    """The name of what was called where PyTorch raised: that of the torch function that runs. A
+    function of C that modes do not see, such as `as_subclass`, has its name in the user's text.
+    """
+    tb = error.__traceback__
+    if any(frame.f_code is _RUNS for frame, _ in traceback.walk_tb(tb)):
+        return f"`{getattr(function, '__name__', function)}`" if function else "something"
+    last = [one for one in traceback.extract_tb(tb) if not is_internal(one.filename)][-1:]
+    for one in last:
+        line = linecache.getline(one.filename, one.lineno or 0).encode()
+        written = line[one.colno : one.end_colno] if one.end_lineno == one.lineno else b""
+        with suppress(SyntaxError):
+            match ast.parse(written.decode(), mode="eval").body:
+                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+                    return f"`{name}`"
+                case _:
+                    pass
+    return "a function of C"
 
 
 def _script_failure(error: Exception, name: str, source: Source) -> Exception:
