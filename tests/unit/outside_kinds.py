@@ -2350,6 +2350,40 @@ def answer_of_a_cache_that_is_full():
 
 
 @row
+def answer_of_a_cache_that_is_filled_again():
+    k = [2.0]
+
+    @functools.lru_cache(maxsize=1)
+    def cached(n):
+        return ns(k=n * k[0])
+
+    cached(2)
+
+    def change():
+        k[0] = 3.0
+        cached(1), cached(2)
+
+    return (lambda x: x * cached(2).k), change
+
+
+@row
+def number_of_a_cache_that_is_filled_again():
+    k = [2.0]
+
+    @functools.lru_cache(maxsize=2)
+    def cached(n):
+        return n * k[0]
+
+    cached(2), cached(4)
+
+    def change():
+        k[0] = 3.0
+        cached(1), cached(3), cached(4), cached(2)
+
+    return (lambda x: x * cached(2)), change
+
+
+@row
 def cached_answer_that_is_written():
     cached = functools.cache(lambda: {"k": 2.0})
     cached()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.capture.outside.edges import constant, look
+from thunder_fn.capture.outside.edges import constant, is_same, look
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -183,12 +183,26 @@ def classes_in(values: Any) -> Iterator[type]:
 
 
 def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
-    """The answers of a cached function, and what else it refers to, but for its own dicts and the
-    arguments that it was called with.
+    """The answers of a cached function."""
+    return [*answers_by_key(function, kept).values()]
+
+
+def answers_by_key(function: Any, kept: dict[Any, Any]) -> dict[Any, Any]:
+    """The answers of a cached function. One of bounded size keeps links, which serve other keys
+    later. The collector visits the key, the answer and the class of each.
     """
-    others = {id(one) for one in (*kept, kept, vars(function))}
-    found = (*gc.get_referents(function), *kept.values())
-    return [one for one in found if id(one) not in others]
+    if function.cache_info().maxsize is None:
+        return kept.copy()
+    found, keys = gc.get_referents(function), set(map(id, kept))
+    classes = {id(type(link)) for link in kept.values()}
+    links = zip(found, found[1:], found[2:], strict=False)
+    return {key: answer for key, answer, cls in links if id(key) in keys and id(cls) in classes}
+
+
+def has_answers(function: Any, kept: dict[Any, Any], known: dict[Any, Any]) -> bool:
+    """Test whether a cached function still has these answers."""
+    now = answers_by_key(function, kept)
+    return all(is_same(now.get(key, ABSENT), answer) for key, answer in known.items())
 
 
 def place_of(function: Any) -> tuple[str, int]:

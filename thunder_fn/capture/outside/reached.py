@@ -223,7 +223,7 @@ class Reached:
         """
         if type(function) is CACHED:
             parts = (one for one in gc.get_referents(function) if type(one) is dict)
-            kept = next(one for one in parts if one is not function.__dict__)
+            *_, kept = (one for one in parts if one is not function.__dict__)  # answers come first
             before = function.cache_info().hits, function.cache_info().misses, frozenset(kept)
             self.answers.setdefault(id(function), (function, path, kept, before))
         elif is_a(function, types.FunctionType) and is_a(

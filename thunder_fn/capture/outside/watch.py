@@ -43,7 +43,15 @@ from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
 from thunder_fn.capture.outside.frames import Observer, is_import, is_library
-from thunder_fn.capture.outside.kinds import FUNCTIONS, NO_FIELDS, answers_of, is_code, place_of
+from thunder_fn.capture.outside.kinds import (
+    FUNCTIONS,
+    NO_FIELDS,
+    answers_by_key,
+    answers_of,
+    has_answers,
+    is_code,
+    place_of,
+)
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ABSENT,
@@ -476,8 +484,12 @@ class Watch(Evaluator):
             constant = Constant(f"one of many answers of {path}", *place_of(function.__wrapped__))
             self.constants.setdefault(constant.text, constant)
             return
-        for key in tuple(kept):
-            self.edge("key", kept, key, f"the cached answer of {path}")
+        if info.maxsize is None:
+            for key in tuple(kept):
+                self.edge("key", kept, key, f"the cached answer of {path}")
+        else:
+            ask = Question(has_answers, (function, kept, answers_by_key(function, kept)))
+            self.ask(("answer", id(function), None), ask, f"the cached answers of {path}")
         for answer in answers_of(function, kept):
             self.content(answer, f"a cached answer of {path}")
 
