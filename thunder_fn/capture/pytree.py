@@ -180,9 +180,20 @@ class Contents:
 
 
 def _items_of(node: Any) -> list[Any]:
-    attributes: dict[str, Any] = getattr(node, "__dict__", {})
-    keys = node if isinstance(node, dict) else ()
-    return [*children_of(node), *keys, *attributes.values()]
+    """The content of a node, without the values of cached properties."""
+    kept = [
+        value
+        for name, value in getattr(node, "__dict__", {}).items()
+        if not isinstance(getattr(type(node), name, None), functools.cached_property)
+    ]
+    if isinstance(node, dict):
+        return [*children_of(node), *node, *kept]
+    fields = fields_in(node) if dataclasses.is_dataclass(node) else ()
+    return (
+        [*(getattr(node, name) for name in fields), *kept]
+        if fields
+        else [*children_of(node), *kept]
+    )
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -365,11 +376,10 @@ def _register(cls: type) -> None:
                 namespace=NAMESPACE,
             )
         else:
-            names = tuple(entry.name for entry in dataclasses.fields(cls))
             optree.register_pytree_node(
                 cls,
-                lambda tree: (tuple(getattr(tree, name) for name in names), None, names),
-                lambda _, children: _rebuild(cls, names, children),
+                parts_of_dataclass,
+                lambda context, children: _rebuild(cls, context, children),
                 namespace=NAMESPACE,
             )
         _registered.add(cls)
@@ -646,9 +656,29 @@ def _from_torch(cls: type, flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]
     return tuple(children), context
 
 
-def _rebuild(cls: type, names: tuple[str, ...], children: Iterable[Any]) -> Any:
-    """A dataclass with these fields, its `__init__` not run: what it holds may be tracers."""
-    value = object.__new__(cls)
-    for name, child in zip(names, children, strict=True):
-        object.__setattr__(value, name, child)
+def fields_in(value: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields, but for those that nobody has set."""
+    return tuple(entry.name for entry in dataclasses.fields(value) if hasattr(value, entry.name))
+
+
+def parts_of_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[str, ...]]:
+    """The fields of a dataclass, and the attributes beside them that may have tensors in them; the
+    names of all; and these names. `__post_init__` makes such attributes, and cached properties do.
+    """
+    fields = fields_in(value)
+    more = {
+        name: item for name, item in getattr(value, "__dict__", {}).items() if name not in fields
+    }
+    held = tuple(name for name, item in more.items() if _may_hold(item))
+    rest = tuple((name, _Fixed(item)) for name, item in more.items() if name not in held)
+    names = (*fields, *held)
+    return tuple(getattr(value, name) for name in names), (names, rest), names
+
+
+def _rebuild(cls: type, context: Any, children: Iterable[Any]) -> Any:
+    """A dataclass with these parts, its `__init__` not run: what it holds may be tracers."""
+    names, rest = context
+    value, others = object.__new__(cls), ((name, fixed.value) for name, fixed in rest)
+    for name, part in (*zip(names, children, strict=True), *others):
+        object.__setattr__(value, name, part)
     return value

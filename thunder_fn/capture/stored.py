@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -280,16 +281,35 @@ def holds_numbers(value: Any) -> bool:
 
 
 def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
-    """The leaves of a value, keys of dicts too. No code of the user's classes runs."""
-    if not issubclass(type(value), CONTAINERS) or not depth:
+    """The leaves of a value, keys of dicts too, and parts of records that the function has made.
+    No code of the user's classes runs.
+    """
+    items = _items_of(value) if depth else None
+    if items is None:
         yield alive(value)
         return
-    items = content_of(value)
     for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
-        if issubclass(type(item), CONTAINERS):
+        if issubclass(type(item), CONTAINERS) or dataclasses.is_dataclass(type(item)):
             yield from leaves_in(item, depth - 1)
         else:
             yield alive(item)
+
+
+def _items_of(value: Any) -> Sequence[Any] | None:
+    """The items of a container, or the parts of a dataclass that the function has made of tensors
+    of the trace; None for other values.
+    """
+    if issubclass(type(value), CONTAINERS):
+        return content_of(value)
+    watch = frames.observer()
+    if not dataclasses.is_dataclass(type(value)) or watch is None or not watch.is_made(value):
+        return None
+    return pytree.parts_of_dataclass(value)[0] if is_of_trace(value) else None
+
+
+def is_of_trace(record: Any) -> bool:
+    """Test for a dataclass with tensors of the trace in it."""
+    return any(map(has_tracers, pytree.parts_of_dataclass(record)[0]))
 
 
 def alive(value: Any) -> Any:

@@ -143,6 +143,10 @@ class Observer(Protocol):
         """Test whether a value was not made by the traced function."""
         ...
 
+    def is_made(self, value: Any) -> bool:
+        """Test for an object of the traced function, which may be met where it has been stored."""
+        ...
+
     def gives(self, nodes: Sequence[Any]) -> None:
         """Note the nodes of the result, which is taken apart."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import gc
 import io
@@ -50,6 +51,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
+from thunder_fn.capture.stored import is_of_trace
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
@@ -103,8 +105,8 @@ class Reached:
         self.contents: dict[int, Snapshot] = {}
         self.dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         """The `__dict__`s of objects, and what they held when they were met."""
-        self.touched: set[int] = set()
-        """The holders that are looked at for the frame that is evaluated."""
+        self.made, self.touched = set[int](), set[int]()
+        """Records of the function that were met outside; the holders that a frame looks at."""
         self.stack: list[Frame] = []
         self.data: dict[type, bool] = {type(ABSENT): True}
         self.open: dict[type, bool] = {}
@@ -166,6 +168,8 @@ class Reached:
             self.contents[id(value)] = snapshot(value)
         elif not is_a(value, NO_FIELDS) and type(held := dict_of(value)) is dict:
             self.dicts[id(held)] = held, held.copy()
+        if dataclasses.is_dataclass(type(value)) and is_of_trace(value):
+            self.made.add(id(value))
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
             self.answer(question, (), f"the answer of {callable_name(question)}")
@@ -281,6 +285,10 @@ class Reached:
         """Test whether the value was not made by the traced function."""
         is_known = id(value) in self.outside or id(dict_of(value)) in self.module_states
         return is_known or issubclass(type(value), (types.ModuleType, Enum))
+
+    def is_made(self, value: Any) -> bool:
+        """Test for an object of the traced function, which may be met where it has been stored."""
+        return id(value) in self.made or not self.is_outside(value)
 
     def is_open(self, cls: type) -> bool:
         """Test for a class of the user's that was not made by the traced function."""

@@ -1,0 +1,228 @@
+"""Dataclasses as arguments, as results, and in places outside: all that they hold counts, as it does for Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import thunder_fn as tfn
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass
+class Plain:
+    k: Any
+    m: Any = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    k: Any
+    m: Any = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    k: Any
+    m: Any = 1
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Keywords:
+    k: Any
+    m: Any = 1
+
+
+@dataclasses.dataclass
+class More:
+    """Has attributes beside its fields, and a field that `__init__` does not take."""
+
+    k: Any
+    m: Any = 1
+    late: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.late, self.twice, self.name, self.scale = self.k * 3, self.k * 2, "more", 2.5
+
+    @functools.cached_property
+    def half(self) -> Any:
+        return self.k / 2
+
+
+class Derived(More):
+    pass
+
+
+CLASSES = [Plain, Frozen, Slots, Keywords, More, Derived]
+
+
+def plain(value: Any) -> Any:
+    """The value as numbers and names."""
+    if isinstance(value, Tensor):
+        assert type(value) is Tensor, value
+        return value.tolist(), value.requires_grad
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        names = [entry.name for entry in dataclasses.fields(value)]
+        return type(value).__name__, {
+            name: plain(getattr(value, name)) for name in dict.fromkeys([*names, *getattr(value, "__dict__", {})])
+        }
+    return type(value).__name__, value
+
+
+def make(cls: type, k: Any, m: Any = 1) -> Any:
+    return cls(k=k, m=m)
+
+
+# ---- attributes beside the fields ----
+
+
+def with_extra(value: Any, scale: float) -> Any:
+    value.extra, value.scale = value.k + 10, scale
+    return value
+
+
+QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "a tensor": lambda d: d.twice + d.k,
+    "a number": lambda d: d.k * d.scale,
+    "a name": lambda d: d.k * 2 if d.name == "more" else d.k,
+    "a field of none": lambda d: d.late + 1,
+    "a cached property": lambda d: d.half + d.half,
+    "whether it is there": lambda d: d.k * (100 if hasattr(d, "extra") else 1),
+    "its value or none": lambda d: d.k + getattr(d, "extra", 0),
+    "all of them": lambda d: sum(value for value in vars(d).values() if isinstance(value, Tensor)) + len(vars(d)),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_attributes_beside_the_fields_of_an_argument(name: str) -> None:
+    f = QUESTIONS[name]
+    jitted = tfn.jit(f)
+    for call, how in enumerate(("bare", "bare", "extra", "other", "bare")):
+        one, other = (More(torch.arange(3.0) + call) for _ in range(2))
+        for value in (one, other):
+            value.name = "more" if call % 2 else "less"
+            if how != "bare":
+                with_extra(value, 2.5 if how == "extra" else 7.5)
+        torch.testing.assert_close(jitted(one), f(other))
+        vars(other).pop("half", None)  # what a copy has cached is lost
+        assert plain(one) == plain(other)
+
+
+def test_attributes_beside_the_fields_of_what_is_differentiated() -> None:
+    """A cached property is a value of its own, of which torch.func knows nothing: PyTorch's autograd is the oracle."""
+    d = More(torch.arange(3.0), torch.ones(()))
+    f = lambda d: (d.k * d.twice).sum() + (d.late**2).sum()
+    found = tfn.grad(f)(d)
+    assert type(found) is More
+    for name, want in {"k": d.twice, "twice": d.k, "late": 2 * d.late}.items():
+        torch.testing.assert_close(getattr(found, name), want)
+
+
+def asked_for_half(value: More) -> More:
+    assert value.half is not None
+    return value
+
+
+RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "made": lambda x: More(x.sin()),
+    "with a cached property": lambda x: asked_for_half(More(x.sin())),
+    "derived": lambda x: Derived(x.sin(), 3),
+    "with others": lambda x: with_extra(More(x + 1), 4.5),
+    "in a list": lambda x: [More(x), Plain(x * 2)],
+    "in one another": lambda x: Plain(More(x), Frozen(x + 1)),
+    "replaced": lambda x: dataclasses.replace(Frozen(x), k=x * 2),
+    "less": lambda x: (lambda d: (delattr(d, "late"), d)[1])(More(x)),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_attributes_beside_the_fields_of_a_result(name: str) -> None:
+    f = RESULTS[name]
+    jitted = tfn.jit(f)
+    for call in range(2):
+        x = torch.arange(3.0) + call
+        if name == "less":
+            found, want = (vars(g(x)) for g in (jitted, f))
+        else:
+            found, want = jitted(x), f(x)
+        assert plain(found) == plain(want)
+
+
+# ---- records that a function makes and stores ----
+
+
+def appended(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.log.append(make(cls, x * 2, len(s.log)))
+    return x * len(s.log)
+
+
+def renewed(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.d = make(cls, s.d.k + x, 2)
+    return s.d.k * 2
+
+
+def counted(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.d = make(cls, s.d.k * 0.9 + x, s.d.m + 1)
+    return s.d.k * s.d.m
+
+
+def nested(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.d = make(cls, s.d.k + x, [make(Plain, x * 3), {"x": x}])
+    return s.d.m[0].k + s.d.m[1]["x"]
+
+
+def by_key(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.table["d"] = make(cls, s.table["d"].k + x)
+    return s.table["d"].k * 2
+
+
+def replaced(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.d = dataclasses.replace(s.d, k=s.d.k + x)
+    return s.d.k * 2
+
+
+def twice(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.d = make(cls, s.d.k + x)
+    s.d = make(cls, s.d.k * 2)
+    return s.d.k + 1
+
+
+def not_read(s: Any, x: Tensor, cls: type) -> Tensor:
+    s.last = make(cls, x * 2)
+    return x + 1
+
+
+STORES = [appended, renewed, counted, nested, by_key, replaced, twice, not_read]
+
+
+def fresh(cls: type) -> Any:
+    return SimpleNamespace(d=make(cls, torch.zeros(2)), log=[], table={"d": make(cls, torch.ones(2))}, last=None)
+
+
+@pytest.mark.parametrize("how", ["closed", "argument", "grad"])
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("store", STORES)
+def test_records_that_a_function_stores(store: Callable[..., Tensor], cls: type, how: str) -> None:
+    ours, theirs = fresh(cls), fresh(cls)
+    closed, given = (lambda x: store(ours, x, cls)), (lambda s, x: store(s, x, cls))
+    jitted: Any = tfn.jit(closed if how == "closed" else given)
+    for call in range(3):
+        x = torch.full((2,), call + 1.0)
+        want = store(theirs, x, cls)
+        if how == "grad":
+            found = tfn.grad(lambda x: (lambda y: (y.sum(), y))(store(ours, x, cls)), has_aux=True)(x)[1]
+        else:
+            found = jitted(x) if how == "closed" else jitted(ours, x)
+        torch.testing.assert_close(found, want)
+        assert plain(vars(ours)) == plain(vars(theirs))
