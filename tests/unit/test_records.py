@@ -226,3 +226,19 @@ def test_records_that_a_function_stores(store: Callable[..., Tensor], cls: type,
             found = jitted(x) if how == "closed" else jitted(ours, x)
         torch.testing.assert_close(found, want)
         assert plain(vars(ours)) == plain(vars(theirs))
+
+
+# ---- records of dims ----
+
+
+@pytest.mark.parametrize("cls", [Plain, Frozen, Slots, Keywords])
+def test_dims_of_a_batch_are_records_too(cls: type) -> None:
+    """A record of dims is a prefix of a record of tensors, as a dict of dims is one of a dict."""
+    d = make(cls, torch.randn(3, 4), {"a": torch.randn(4), "b": torch.randn(4, 3)})
+    f = lambda d: make(cls, d.k + d.m["a"], [d.m["b"].sum(), d.m["a"] * 2])
+    in_dims, out_dims = make(cls, 0, {"a": None, "b": 1}), make(cls, 1, [0, None])
+    found = tfn.vmap(f, in_dims=(in_dims,), out_dims=out_dims)(d)
+    torch.testing.assert_close(found.k, (d.k + d.m["a"]).T)
+    torch.testing.assert_close(found.m, [d.m["b"].sum(0), d.m["a"] * 2])
+    with pytest.raises(tfn.errors.VmapError, match="in_dims is not compatible"):
+        tfn.vmap(f, in_dims=(make(cls, 0, {"a": None}),))(d)

@@ -468,6 +468,10 @@ def spread_prefix(prefix: Any, spec: pytree.PyTreeSpec, path: str, of: str) -> l
         entries = [(prefix[key], f"{path}[{key!r}]") for key in spec.entries()]
     elif isinstance(prefix, (tuple, list)) and not spec.is_leaf():
         entries = [(entry, f"{path}[{index}]") for index, entry in enumerate(prefix)]
+    elif type(prefix) is spec.type and (parts := pytree.parts_of(prefix)).keys() == set(
+        spec.entries()
+    ):
+        entries = [(parts[key], f"{path}.{key}") for key in spec.entries()]
     if entries is None or len(entries) != len(children):
         raise ValueError(f"{path} is {prefix!r}, and {of} is {pytree.describe(spec)}")
     names = pytree.entries(spec, of)

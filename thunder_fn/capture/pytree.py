@@ -556,6 +556,12 @@ def children_of(node: Any) -> list[Any]:
     return list(optree.tree_flatten_one_level(node, namespace=NAMESPACE)[0])
 
 
+def parts_of(node: Any) -> dict[Any, Any]:
+    """The children of a node, by key, index or name."""
+    children, _, entries, _ = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
+    return dict(zip(entries, children, strict=True))
+
+
 @_anywhere
 def has_dicts(spec: PyTreeSpec) -> bool:
     """Test whether a structure has dicts with keys, and so orders."""
