@@ -3353,6 +3353,50 @@ def attributes_of_parameters_that_are_missing():
     return (lambda x: x * sum(scales())), lambda: setattr(m[0].weight, "frozen", True)
 
 
+def tagged_tensors():
+    """Tensors in a list, a generator that gives them by name, and the list."""
+    tensors = [nn.Parameter(torch.ones(3)) for _ in range(3)]
+    for one in tensors:
+        one.k = 2.0
+
+    def named():
+        for place, one in enumerate(tensors):
+            yield str(place), one
+
+    return named, tensors
+
+
+@row
+def attributes_of_tensors_that_a_generator_gives():
+    named, tensors = tagged_tensors()
+    return (lambda x: x * sum([one.k for _, one in named()])), lambda: setattr(tensors[0], "k", 3.0)
+
+
+@row
+def attributes_of_tensors_that_a_generator_gives_are_missing():
+    named, tensors = tagged_tensors()
+    scales = lambda: [3.0 for _, one in named() if not hasattr(one, "frozen")]
+    return (lambda x: x * sum(scales())), lambda: setattr(tensors[0], "frozen", True)
+
+
+@row
+def attributes_of_tensors_in_a_tuple_that_a_generator_gives():
+    _, tensors = tagged_tensors()
+    held = tuple(tensors)
+
+    def each():
+        yield from held
+
+    return (lambda x: x * len({one.k for one in each()})), lambda: setattr(held[1], "k", 3.0)
+
+
+@row
+def attributes_of_parameters_in_a_dict_of_them():
+    m = tagged_module()
+    scales = lambda: {name: 1.0 for name, p in dict(m.named_parameters()).items() if getattr(p, "on", True)}
+    return (lambda x: x * len(scales())), lambda: setattr(m[0].weight, "on", False)
+
+
 @row
 def attribute_of_the_first_parameter():
     m = tagged_module()

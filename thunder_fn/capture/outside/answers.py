@@ -22,7 +22,7 @@ import tempfile
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -89,6 +89,12 @@ class OfTensors:
     def read(self) -> list[Any]:
         """The values now; ABSENT where there is none."""
         return [*map(dict.get, self.held, repeat(self.name), repeat(ABSENT))]
+
+    def extend(self, held: Iterable[dict[str, Any]]) -> None:
+        """Ask tensors that were found later, too."""
+        known = set(map(id, self.held))
+        self.held += [one for one in held if id(one) not in known]
+        self.values += self.read()[len(known) :]
 
     def ask(self) -> int:
         """The number of changes so far."""

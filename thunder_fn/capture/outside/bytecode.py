@@ -12,7 +12,7 @@ import itertools
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -76,13 +76,21 @@ def reading(code: types.CodeType) -> Reading:
         for name in reader.keys
         if None not in reader.assigned.get(name, ())
     }
-    tagged = frozenset(
+    tagged = _tagged(others)
+    passing = tagged & reader.cleared
+    constants = tuple((shared(called, known), at) for called, at in reader.constants)
+    return Reading(
+        settled, others, moving, assigned, comprehensions, keys, tagged, passing, constants
+    )
+
+
+def _tagged(sources: Iterable[Source]) -> frozenset[str]:
+    """The locals that are asked for an attribute which tensors do not have by themselves."""
+    return frozenset(
         of[1]
-        for kind, of, *rest in filter(None, others)
+        for kind, of, *rest in filter(None, sources)
         if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
     )
-    constants = tuple((shared(called, known), at) for called, at in reader.constants)
-    return Reading(settled, others, moving, assigned, comprehensions, keys, tagged, constants)
 
 
 class _Reader:
@@ -97,6 +105,7 @@ class _Reader:
         self.assigned: dict[str, set[Source]] = {}
         self.comprehensions: dict[types.CodeType, Source] = {}
         self.keys: set[str] = set()
+        self.cleared: set[str] = set()
         self.stack: list[Source] = []
         self.at: dict[int, list[Source]] = {}
         """The stack at the targets of jumps, by offset."""
@@ -295,6 +304,8 @@ def _load_deref(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_BORROW")
 def _load_fast(r: _Reader, one: dis.Instruction) -> None:
+    if one.opname == "LOAD_FAST_AND_CLEAR":
+        r.cleared.add(one.argval)
     r.push(("local", one.argval))
 
 

@@ -173,11 +173,14 @@ class Evaluator(Attributes):
             self.done[key] = frame.touched, frame.waits
 
     def tagged(self, frame: Frame) -> set[str]:
-        """The locals with tensors whose attributes the code asks for."""
+        """The locals with tensors whose attributes the code asks for, and those that may have had
+        some.
+        """
         return {
             TAGGED + name
             for name in frame.reading.tagged
-            if any(is_a(given.get(name), torch.Tensor) for given in frame.locals)
+            if name in frame.reading.passing
+            or any(is_a(given.get(name), torch.Tensor) for given in frame.locals)
         }
 
     def settled_values(self, frame: Frame) -> Memo:
@@ -418,14 +421,8 @@ class Evaluator(Attributes):
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
         _, of, key = source
-        found: list[Any] = []
         values = self.value(of, frame, memo)
-        if key is None or key[0] != "const" or not is_of_python(key):
-            pass
-        elif not values or any(part is not None and part[0] == "built" for part in parts_of(of)):
-            self.unknown.add(key[1])
-        elif self.is_any_tensor(of, values, frame, memo):
-            found += self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
+        found = [*self.attribute_of_unknown(key, of, values, frame, memo)]
         for value in values:
             if self.is_data(value) and not is_a(value, torch.Tensor):
                 continue
@@ -438,6 +435,18 @@ class Evaluator(Attributes):
                 elif is_a(name, str):
                     found += self.attribute(value, name, of, frame)
         return found
+
+    def attribute_of_unknown(
+        self, key: Source, of: Source, values: Sequence[Any], frame: Frame, memo: Memo
+    ) -> Sequence[Any]:
+        """An attribute of what an expression may give besides the values that are known."""
+        if key is None or key[0] != "const" or not is_of_python(key):
+            return ()
+        if not values or any(part is not None and part[0] == "built" for part in parts_of(of)):
+            self.unknown.add(key[1])
+        if not self.is_any_tensor(of, values, frame, memo):
+            return ()
+        return self.attribute_of_tensors(key[1], f"{text(of)}.{escaped(str(key[1]))}")
 
     def tensor_attribute(self, value: torch.Tensor, name: Any, of: Source) -> Sequence[Any]:
         """An attribute that Python gave a tensor from outside, or did not. Its class has others."""
@@ -460,19 +469,27 @@ class Evaluator(Attributes):
         that a loop over parameters gives.
         """
         tensors = [one for one in values if is_a(one, torch.Tensor)]
-        if of is None or of[0] != "local" or all(map(internals.is_tracer, tensors)):
+        if of is None or of[0] != "local":
+            return False
+        if of[1] in frame.reading.passing:
+            return bool(tensors) or not values
+        if all(map(internals.is_tracer, tensors)):
             return False
         sources = frame.reading.assigned.get(of[1], ())
         found = (self.value(one, frame, memo) for one in sources)
         return not all(any(is_a(one, torch.Tensor) for one in given) for given in found)
 
     def attributes_of_tensors(self) -> list[dict[str, Any]]:
-        """The attributes that Python gave the tensors in modules from outside."""
-        modules = [one for one, _ in self.outside.values() if is_a(one, torch.nn.Module)]
-        return [internals.attributes(one) for one in tensors_of(modules)]
+        """The attributes that Python gave the tensors in modules and containers from outside."""
+        outside = [one for one, _ in self.outside.values()]
+        modules = [one for one in outside if is_a(one, torch.nn.Module)]
+        parts = (part for one in outside if is_a(one, CONTAINERS) for part in parts_in(one))
+        tensors = (one for one in parts if is_a(one, torch.Tensor) and not internals.is_tracer(one))
+        found = {id(one): one for one in (*tensors_of(modules), *tensors)}
+        return [internals.attributes(one) for one in found.values()]
 
     def attribute_of_tensors(self, name: str, path: str) -> list[Any]:
-        """An attribute of all tensors in modules from outside."""
+        """An attribute of all tensors in modules and containers from outside."""
         place = "answer", id(torch.Tensor), name
         if place not in self.edges:
             self.ask(place, OfTensors(name, self.attributes_of_tensors()), path)

@@ -54,6 +54,8 @@ class Reading:
 
     `keys` are the locals that are keys, with all that is assigned to them, if that is understood.
     `tagged` are the locals that are asked for an attribute which tensors do not have by themselves.
+    `passing` are those among them that are locals of an inlined comprehension, so that no look at
+    the frame finds the tensors in them.
     `constants` are the calls of what is named `constant`, each with its place.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
@@ -69,6 +71,7 @@ class Reading:
     )
     keys: dict[str, tuple[Source, ...]] = field(default_factory=dict[str, tuple[Source, ...]])
     tagged: frozenset[str] = frozenset()
+    passing: frozenset[str] = frozenset()
     constants: tuple[tuple[Source, Span], ...] = ()
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
 

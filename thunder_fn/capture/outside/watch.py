@@ -35,7 +35,7 @@ from thunder_fn.capture.outside.anew import (
     library_called,
     name_of,
 )
-from thunder_fn.capture.outside.answers import Question
+from thunder_fn.capture.outside.answers import OfTensors, Question
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.code_frames import Frame, locals_of
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
@@ -447,6 +447,9 @@ class Watch(Evaluator):
         """Cross the edges that are known at the end alone."""
         for value, name, path in self.late:
             self.own_attribute(value, name, path)
+        for of_tensors in (one.holder for one in self.edges.values()):
+            if is_a(of_tensors, OfTensors):
+                of_tensors.extend(self.attributes_of_tensors())
         if self.unknown:
             self.find_attributes(self.unknown)
         for name in self.missing - sys.modules.keys():
