@@ -63,8 +63,8 @@ EXPLAINED = [
         then="a view which was created in no_grad mode",
     ),
     Explained(
-        "eager PyTorch runs a checkpointed function again for gradients that are taken inside of it, with its writes to Python",
-        kind="value of argument",
+        "eager PyTorch runs a checkpointed function again for gradients, with its writes to Python and to other tensors",
+        kind="value of (argument|result|closed over)",
         text=r"checkpoint\.checkpoint\(",
         instead=(r"torch\.utils\.checkpoint\.checkpoint\((\w+), (.*), use_reentrant=False\)", r"\1(\2)"),
     ),
