@@ -431,3 +431,17 @@ def test_errors_beside_found_sizes_are_of_eagers_class(name: str) -> None:
 
     for x in INPUTS:
         same(jit(f)(x), f(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": "symbolic values"}, {"executors": ["inductor"]}])
+def test_a_size_that_the_body_of_a_loop_finds(options: Any) -> None:
+    """The loop takes a symbolic number of steps, and each finds the same elements."""
+    f = lambda xs, y: tfn.scan(lambda c, x: (c + x, y.unique() * x), xs[0], xs)
+    g = jit(lambda xs, y: (f(xs, y), tfn.grad(lambda xs: f(xs, y)[1].square().sum())(xs)), **options)
+    for n, values in ((3, [1.0, 2.0, 1.0]), (4, [5.0, 1.0, 2.0]), (2, [3.0, 3.0, 3.0])):
+        xs, y = torch.linspace(1, 2, n), torch.tensor(values)
+        (carry, stack), grads = g(xs, y)
+        found = torch.tensor(sorted(set(values)))
+        torch.testing.assert_close(carry, xs[0] + xs.sum())
+        torch.testing.assert_close(stack, xs[:, None] * found)
+        torch.testing.assert_close(grads, 2 * xs * found.square().sum())

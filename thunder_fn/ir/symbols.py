@@ -220,14 +220,15 @@ def symbols_read(trace: Trace) -> frozenset[sympy.Basic]:
 
 def symbols_of_options(equation: Equation) -> Iterator[sympy.Basic]:
     """The symbols in an equation's keyword arguments; a loop of so many steps also needs to know
-    the sizes of its results.
+    the sizes of its results, but for those that its own body finds in data.
 
     It may make none, and then it makes empty stacks.
     """
     own = tuple(symbols_in(without_vars(tuple(arg for _, arg in equation.kwargs))))
     yield from own
     if own and equation.op.kind == "structured":
-        yield from symbols_in(equation.outputs)
+        found = made_by(equation)
+        yield from (symbol for symbol in symbols_in(equation.outputs) if symbol not in found)
 
 
 def without_vars(arg: Any) -> Any:
