@@ -1387,3 +1387,26 @@ def test_classes_without_a_module_are_seen() -> None:
     assert torch.equal(f(X), X * 4) and torch.equal(tfn.grad(lambda x: scope["f"](x).sum())(X), X * 4 / X)
     scope["K"].v = 3.0
     assert torch.equal(f(X), X * 9)
+
+
+@pytest.mark.parametrize(
+    "of", [lambda held: held, lambda held: SimpleNamespace(held=held), SimpleNamespace], ids=["dict", "inner", "object"]
+)
+def test_a_dict_that_changes_while_it_is_read(of: Callable[..., Any]) -> None:
+    """Another thread, or the collector of garbage, adds to a dict, as an import does to `sys.modules`."""
+    held: dict[str, Any] = {f"n{i}": i for i in range(200)}
+    value, threshold = of(held) if of is not SimpleNamespace else SimpleNamespace(), gc.get_threshold()
+    held = vars(value) if of is SimpleNamespace else held
+    held |= {f"n{i}": [i] for i in range(200)}
+
+    def grow(phase: str, info: dict[str, int]) -> None:
+        held[f"more{len(held)}"] = 1
+
+    gc.callbacks.append(grow)
+    gc.set_threshold(5)
+    try:
+        assert seen(value)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(grow)
+    assert len(held) > 200 or sys.version_info >= (3, 12)

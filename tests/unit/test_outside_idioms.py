@@ -21,6 +21,8 @@ import operator
 import re
 import statistics
 import string
+import sys
+import textwrap
 import types
 import typing
 import weakref
@@ -622,3 +624,267 @@ def test_what_the_function_makes_is_not_from_outside(idiom: str) -> None:
     for _ in range(3):
         torch.testing.assert_close(used(x), f(x))
     assert tfn.cache_info(used).misses == 1, tfn.explain_misses(used)
+
+
+# ---- keys that are found on the way ----
+
+FOUND_KEYS = {
+    "a list of classes": """
+found = [C for C in (A, B)]
+for C in found:
+    if C.name in sys.modules:
+        return x + 1
+return x * 3""",
+    "a loop over classes": """
+for C in (A, B):
+    if C.name in sys.modules:
+        return x + 1
+return x * 3""",
+    "a list that is filled": """
+found = []
+for C in (A, B):
+    found.append(C)
+for C in found:
+    if C.name in sys.modules:
+        return x + 1
+return x * 3""",
+    "subclasses": """
+todo = Kind.__subclasses__()
+while todo:
+    C = todo.pop()
+    todo += C.__subclasses__()
+    if C.name in sys.modules:
+        return x + 1
+return x * 3""",
+    "subclasses in a list": """
+found, todo = [], Kind.__subclasses__()
+while todo:
+    C = todo.pop()
+    todo += C.__subclasses__()
+    found.append(C)
+for C in found:
+    if C.name in sys.modules:
+        return x + 1
+return x * 3""",
+}
+"""Programs that look for modules by names that they find on the way."""
+
+NEVER_REACHED = {
+    "in": "if C.name in sys.modules: x = x + 1",
+    "get": "x = x + (sys.modules.get(C.name) is not None)",
+    "item": "x = x + len(sys.modules[C.name].__name__)",
+}
+"""Uses of a key in a part of a function that does not run."""
+
+
+def looking(body: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Any]]:
+    """A function with this body, and its globals."""
+    held: dict[str, Any] = {"sys": sys, "A": type("A", (), {"name": "none_a"}), "B": type("B", (), {"name": "none_b"})}
+    kind = held["Kind"] = type("Kind", (), {"name": "none"})
+    first = held["First"] = type("First", (kind,), {"name": "none_a"})
+    held["Second"] = type("Second", (first,), {"name": "none_b"})
+    held["scale"] = 2.0
+    exec("def f(x):\n" + textwrap.indent(body.strip(), "    "), held)
+    return held["f"], held
+
+
+@pytest.fixture
+def other_modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Import a new module of a name; it is gone after the test."""
+
+    def add(name: str) -> None:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+
+    return add
+
+
+CHANGES: dict[str, Callable[[dict[str, Any], Callable[[str], None]], None]] = {
+    "the first module appears": lambda held, add: add("none_a"),
+    "the second module appears": lambda held, add: add("none_b"),
+    "the first name changes": lambda held, add: (
+        [setattr(held[one], "name", "torch") for one in ("A", "First")] and None
+    ),
+    "the second name changes": lambda held, add: (
+        [setattr(held[one], "name", "torch") for one in ("B", "Second")] and None
+    ),
+    "a class is added": lambda held, add: held.update(A=type("More", (held["Kind"],), {"name": "torch"})),
+    "a class is added below": lambda held, add: held.update(B=type("More", (held["Second"],), {"name": "torch"})),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", FOUND_KEYS)
+def test_keys_that_are_found_on_the_way_count(kind: str, change: str, other_modules: Callable[[str], None]) -> None:
+    (f, held), x = looking(FOUND_KEYS[kind]), torch.ones(2)
+    used = tfn.jit(f)
+    assert torch.equal(used(x), x * 3)
+    CHANGES[change](held, other_modules)
+    for _ in range(2):
+        assert torch.equal(used(x), f(x)) and torch.equal(f(x), x + 1)
+    assert tfn.cache_info(used).misses == 2
+
+
+@pytest.mark.parametrize("kind", FOUND_KEYS)
+def test_keys_that_are_found_on_the_way_are_the_only_ones(kind: str, other_modules: Callable[[str], None]) -> None:
+    (f, _), x = looking(FOUND_KEYS[kind]), torch.ones(2)
+    used = tfn.jit(f)
+    used(x)
+    other_modules("none_of_these")
+    assert torch.equal(used(x), x * 3) and tfn.cache_info(used).misses == 1, tfn.explain_misses(used)
+
+
+@pytest.mark.parametrize("use", NEVER_REACHED)
+def test_keys_that_are_never_found_are_not_read(use: str, other_modules: Callable[[str], None]) -> None:
+    body = (
+        f"if scale > 1:\n    return x * scale\nfor C in Kind.__subclasses__():\n    {NEVER_REACHED[use]}\nreturn x * 3"
+    )
+    (f, held), x = looking(body), torch.ones(2)
+    used = tfn.jit(f)
+    used(x)
+    other_modules("none_a")
+    assert torch.equal(used(x), x * 2) and tfn.cache_info(used).misses == 1, tfn.explain_misses(used)
+    held["scale"] = 0.0
+    other_modules("torch_like"), setattr(held["First"], "name", "torch")
+    for _ in range(2):
+        assert torch.equal(used(x), f(x))
+    held["First"].name = "thunder_fn"
+    assert torch.equal(used(x), f(x))
+
+
+@pytest.mark.parametrize("other", ["B.name", "''.join(['none', '_b'])", "held[1].name"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "C.name if scale < 1 else {}",
+        "scale < 1 and C.name or {}",
+        "C.name if not scale else D.name if scale < 1 else {}",
+    ],
+)
+def test_a_key_that_is_one_of_several_counts(key: str, other: str, other_modules: Callable[[str], None]) -> None:
+    body = f"held = [A, B]\nif scale < 1:\n    C = D = A\nreturn x * 2 if ({key.format(other)}) in sys.modules else x"
+    (f, _), x = looking(body), torch.ones(2)
+    used = tfn.jit(f)
+    assert torch.equal(used(x), x)
+    other_modules("none_b")
+    assert torch.equal(used(x), x * 2)
+
+
+KEYED = r"""
+for C in (P, Q, R): t = t + D[C.name]
+for C in [P, Q] + [R]: t = t + D[C.name]
+for C in [C for C in (P, Q, R) if C.name]: t = t + D.get(C.name)
+held = [P]; held.append(Q); held += (R,); t = sum(D[C.name] for C in held)
+held = [P]; held += others(); t = sum(D[C.name] for C in held); C = held.pop(); t = t + D[C.name]
+held = others(); held.append(P); C = held.pop(0); t = t + D[C.name]; C = held.pop(); t = t + D[C.name]
+held = [P, Q, R]; other = held; other.pop(); C = held.pop(); t = t + D[C.name]
+held = [P]; add(held); C = held.pop(); t = t + D[C.name]
+held = [P]; add(held); C = None; t = sum(D[C.name] for C in held)
+held = [P, Q]; held[0] = R; C = held.pop(0); t = t + D[C.name]
+held = [P, Q]; held[:] = [R]; C = held.pop(); t = t + D[C.name]
+held = [[P], [Q, R]]; C = held.pop().pop(); t = t + D[C.name]
+held = [P]; held.extend([Q, R]); C = held.pop(); t = t + D[C.name]
+held = [P]; held.insert(0, R); C = held.pop(0); t = t + D[C.name]
+held = [P, Q, R]; held.sort(key=lambda C: -D[C.name]); C = held.pop(); t = t + D[C.name]
+held = [C for C in (P, Q, R)]; C = held.pop(); C = held.pop(); t = t + D[C.name]; C = P
+held = {P, Q}; held.add(R); t = sum(D[C.name] for C in held)
+held = {P}; held.update({R}); C = held.pop(); t = t + D[C.name]; C = held.pop(); t = t + D[C.name]
+held = [*others(), P]; C = held.pop(0); t = t + D[C.name]
+held = [others()[0], P]; C = held.pop(0); t = t + D[C.name]
+held = [P] if t else others(); C = held.pop(); t = t + D[C.name]
+held = [name for name in names()]; n = held.pop(); t = t + D[n]
+held = [P, Q]; it = iter(held); C = next(it); C = next(it); t = t + D[C.name]
+for C in REGISTRY: t = t + D[C.name]
+for C in list(REGISTRY)[1:]: t = t + D[C.name]
+for n in NAMES: t = t + D[n]
+for n, C in zip(NAMES, REGISTRY): t = t + D[n] + D[C.name]
+for n in TABLE: t = t + D[n] + TABLE[n].z
+for n in map(str.lower, CAPITALS): t = t + D[n]
+for n in (C.name for C in REGISTRY): t = t + D[n]
+while (C := REGISTRY[int(t) % 3]) is not R and t < 3: t = t + D[C.name]
+for C in REGISTRY: del C; t = t + D[REGISTRY[0].name]
+try: C = fails(REGISTRY[1].z)\nexcept ValueError: t = t + D[REGISTRY[1].name]
+try: C = fails(REGISTRY[1].z)\nexcept ValueError as C: t = t + D[C.args[0]]
+if t: C = REGISTRY[2]; t = t + C.z; del C
+with closed(P) as C: t = t + D[C.name] + C.z
+for C in REGISTRY: t = t + D[C.name]; D[C.name] = 7.0
+C = REGISTRY[1]; t = t + D[C.name]; D[C.name] = 7.0; C.name = "p"
+for C in REGISTRY: t = t + D[C.name]; C.name = "r"
+held = [P]; held.append(Q); REGISTRY.append(P); C = REGISTRY.pop(); t = t + D[C.name] + D[held.pop().name]
+C = REGISTRY.pop(); t = t + D[C.name]; REGISTRY.append(C)
+held = REGISTRY; C = held.pop(); t = t + D[C.name]; held.append(C); C = P
+held = REGISTRY; held.append(P); t = sum(D[C.name] for C in held); held.pop()
+for C in REGISTRY: t = t + C.z; C.z = 1.0; C = C.name
+n = "r"; t = t + D[n]; n = NAMES[0]
+for n in "pqr": t = t + D[n]
+for n in ("p", "q"): t = t + D.get(n if t > 3 else "r", 0.0)
+t = sum(D[C.name] for C in REGISTRY if C.z) + sum([D[C.name] for C in others()])
+for C in REGISTRY: t = t + (lambda: D[C.name])()
+def g(): return D[C.name]\nfor C in REGISTRY: t = t + g()
+t = sum(each(REGISTRY, D))
+"""
+"""Programs that look into a dict by keys that they find on the way; they leave a number in `t`."""
+
+
+def each(found: list[Any], table: dict[str, float]) -> Iterator[float]:
+    """Yield what a table has for each of these, one frame in many parts."""
+    for one in found:
+        yield table[one.name]
+        name = one.name
+        yield table[name]
+
+
+def fails(value: float) -> None:
+    """Raise an error."""
+    raise ValueError("r" if value > 2 else "q")
+
+
+def keyed(body: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], dict[str, Any]]:
+    """A function with this body, and its globals."""
+    p, q, r = objects = [*map(Entry, "pqr", (1.0, 2.0, 3.0))]
+    held = {"D": {"p": 2.0, "q": 3.0, "r": 4.0}, "P": p, "Q": q, "R": r, "REGISTRY": objects, "NAMES": ["p", "q", "r"]}
+    held |= {
+        "TABLE": {"p": p, "q": q},
+        "CAPITALS": ["P", "Q"],
+        "fails": fails,
+        "each": each,
+        "closed": contextlib.nullcontext,
+    }
+    held |= {"others": lambda: [q, r], "names": lambda: ["q", "r"], "add": lambda found: found.append(r)}
+    text = textwrap.indent(body.replace("\\n", "\n"), "    ")
+    exec(f"def f(x):\n    t = 1.0\n{text}\n    return x * t", held)
+    return held["f"], held
+
+
+class Entry:
+    """An object with a name and a number."""
+
+    def __init__(self, name: str, z: float) -> None:
+        self.name, self.z = name, z
+
+
+EDITS: list[Callable[[dict[str, Any]], Any]] = [
+    lambda held: held["D"].update(p=11.0),
+    lambda held: held["D"].update(q=13.0),
+    lambda held: held["D"].update(r=17.0),
+    lambda held: setattr(held["P"], "name", "r"),
+    lambda held: setattr(held["Q"], "name", "p"),
+    lambda held: setattr(held["R"], "name", "q"),
+    lambda held: [setattr(held[one], "z", 2.5) for one in "PQR"],
+    lambda held: held["REGISTRY"].reverse(),
+    lambda held: held["NAMES"].reverse(),
+    lambda held: held["D"].update(other=1.0),
+]
+
+
+@pytest.mark.parametrize("edit", range(len(EDITS)))
+@pytest.mark.parametrize("body", KEYED.strip().splitlines())
+def test_keys_that_are_found_on_the_way(body: str, edit: int) -> None:
+    x = torch.tensor([1.0, 4.0])
+    (f, held), (g, held_too) = keyed(body), keyed(body)
+    used = tfn.jit(g)
+    for _ in range(2):
+        torch.testing.assert_close(used(x), f(x))
+    EDITS[edit](held), EDITS[edit](held_too)
+    for _ in range(2):
+        torch.testing.assert_close(used(x), f(x))
+    assert held["D"] == held_too["D"]

@@ -229,7 +229,7 @@ class Attributes(Reached):
             (held,) = gc.get_referents(cls.__dict__)
             if not self.is_open(cls):
                 is_new = is_open(cls)
-                found += (item for name, item in held.items() if is_new and match(name))
+                found += (item for name, item in held.copy().items() if is_new and match(name))
                 continue
             self.edge("entries", held, pattern, cls.__name__, is_by_value=True)
             for name, item in tuple(held.items()):

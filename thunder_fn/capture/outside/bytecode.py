@@ -28,6 +28,7 @@ from thunder_fn.capture.outside.expressions import (
     parts_of,
     shared,
 )
+from thunder_fn.capture.outside.lists import Lists, is_taken, parts_through
 
 _NEW_NULL = sys.version_info >= (3, 13)  # the NULL beside a callee is pushed after it
 _NEW_LOOP = sys.version_info >= (3, 12)  # and comprehensions have no frame of their own
@@ -55,19 +56,13 @@ def reading(code: types.CodeType) -> Reading:
         for source, count in reader.uses.items()
         if count > 0
     }
-    assigned = {
-        name: {
-            shared(source, known)
-            for source in sources
-            if source is not None and source[0] != "const"
-        }
-        for name, sources in reader.assigned.items()
-    }
+    reader.fill_comprehensions()
+    assigned, filled = (_sources(one, known) for one in (reader.assigned, reader.filled))
     comprehensions = {
         inner: shared(source, known) for inner, source in reader.comprehensions.items()
     }
     given = code.co_argcount + code.co_kwonlyargcount
-    fixed = frozenset((*code.co_varnames[:given], "__class__")) - assigned.keys()
+    fixed = frozenset((*code.co_varnames[:given], "__class__")) - assigned.keys() - filled.keys()
     settled = {source: line for source, line in uses.items() if is_settled(source)}
     others = {source: line for source, line in uses.items() if source not in settled}
     moving = {source: line for source, line in others.items() if is_moving(source, fixed)}
@@ -79,8 +74,11 @@ def reading(code: types.CodeType) -> Reading:
     tagged = _tagged(others)
     passing = tagged & reader.cleared
     constants = tuple((shared(called, known), at) for called, at in reader.constants)
+    sure, vague = ({shared(one, known) for one in found} for found in _items(reader))
+    kept = frozenset(code.co_varnames) - reader.unbound - {*code.co_cellvars}
     return Reading(
-        settled, others, moving, assigned, comprehensions, keys, tagged, passing, constants
+        *(settled, others, moving, assigned, comprehensions, keys, tagged, passing, constants),
+        *(filled, kept, frozenset(sure), frozenset(vague)),
     )
 
 
@@ -91,6 +89,35 @@ def _tagged(sources: Iterable[Source]) -> frozenset[str]:
         for kind, of, *rest in filter(None, sources)
         if kind == "attr" and of[0] == "local" and is_of_python(rest[0])
     )
+
+
+def _sources(given: dict[str, set[Source]], known: dict[Source, Any]) -> dict[str, set[Source]]:
+    """The sources of locals that may be more than plain data."""
+    return {
+        name: {
+            shared(source, known)
+            for source in sources
+            if source is not None and source[0] != "const"
+        }
+        for name, sources in given.items()
+    }
+
+
+def _items(reader: _Reader) -> tuple[set[Source], set[Source]]:
+    """The items whose keys are all known at the end of a frame, and those whose keys come from a
+    list that is changed in other ways. Attributes are found by the objects that have them.
+    """
+    assigned, filled = reader.assigned, reader.filled
+    known, sure, vague = reader.lists.known(assigned, filled), set[Source](), set[Source]()
+    for source in reader.uses:
+        if source is None or source[0] not in ("in", "item", "attr"):
+            continue
+        of = source[1 if source[0] == "attr" else 2]
+        if known.is_known(of):
+            sure.add(source)
+        elif any(map(is_taken, parts_through(of, assigned, filled))):
+            vague.add(source)
+    return sure, vague
 
 
 class _Reader:
@@ -106,6 +133,9 @@ class _Reader:
         self.comprehensions: dict[types.CodeType, Source] = {}
         self.keys: set[str] = set()
         self.cleared: set[str] = set()
+        self.lists = Lists(code)
+        self.filled: dict[str, set[Source]] = {}
+        self.unbound: set[str] = set()
         self.stack: list[Source] = []
         self.at: dict[int, list[Source]] = {}
         """The stack at the targets of jumps, by offset."""
@@ -133,6 +163,12 @@ class _Reader:
             self.stack = [_either(a, b) for a, b in zip(other, self.stack, strict=True)]
         self.is_dead = False
 
+    def jump(self, offset: int, stack: list[Source]) -> None:
+        """Record the stack at the target of a jump, which several jumps may have."""
+        other = self.at.setdefault(offset, stack)
+        if other is not stack and len(other) == len(stack):
+            self.at[offset] = [_either(a, b) for a, b in zip(other, stack, strict=True)]
+
     # ---- the stack ----
 
     def pop(self, count: int) -> list[Source]:
@@ -155,7 +191,8 @@ class _Reader:
     def push_any(self, sources: list[Source], kind: str = "any") -> None:
         """Push one of these values, or a container that is built of them."""
         known = tuple(source for source in sources if source is not None)
-        self.stack.append((kind, known) if known else None)
+        parts = tuple(sources) if kind == "built" else known
+        self.stack.append((kind, parts) if known else None)
 
     # ---- findings ----
 
@@ -171,6 +208,21 @@ class _Reader:
 
     def assign(self, name: str, value: Source) -> None:
         self.assigned.setdefault(name, set()).add(value)
+
+    def fill(self, of: Source, item: Source) -> None:
+        """Record that an item is put into a list; only locals are understood."""
+        name = self.lists.understand(of)
+        if name is not None:
+            self.filled.setdefault(name, set()).add(("built", (item,)))
+
+    def fill_comprehensions(self) -> None:
+        """Record the items of comprehensions that are inlined, for all lists that are empty at
+        first.
+        """
+        items: Source = ("built", tuple(self.lists.appended))
+        for name, sources in self.assigned.items() if self.lists.appended else ():
+            if ("built", ()) in sources:
+                self.filled.setdefault(name, set()).add(items)
 
     def written(self, value: Source, place: Source) -> None:
         """Record a write. The old value of `holder.count += 1` counts for nothing else."""
@@ -234,9 +286,7 @@ class _Reader:
 
 
 def _either(a: Source, b: Source) -> Source:
-    if a == b or a is None or b is None:
-        return b if a is None else a
-    return "any", (a, b)
+    return a if a == b else ("any", (a, b))
 
 
 # ---- rules of instructions ----
@@ -261,7 +311,9 @@ def _by_its_effect(r: _Reader, one: dis.Instruction) -> None:
     effect = dis.stack_effect(one.opcode, one.arg, jump=False)
     if jumps:
         after = dis.stack_effect(one.opcode, one.arg, jump=True)
-        r.at.setdefault(one.argval, [*r.stack, *[None] * after] if after >= 0 else r.stack[:after])
+        r.jump(one.argval, [*r.stack, *[None] * after] if after >= 0 else r.stack[:after])
+    if one.opname.startswith(("POP_JUMP", "TO_BOOL")):
+        r.lists.understand(r.stack[-1] if r.stack else None)
     if one.opname.startswith(_ONLY_POP):
         r.end(*r.pop(-effect))
     elif effect < 0:
@@ -306,7 +358,21 @@ def _load_deref(r: _Reader, one: dis.Instruction) -> None:
 def _load_fast(r: _Reader, one: dis.Instruction) -> None:
     if one.opname == "LOAD_FAST_AND_CLEAR":
         r.cleared.add(one.argval)
+        r.unbound.add(one.argval)
     r.push(("local", one.argval))
+    r.lists.load(r.stack[-1])
+
+
+@_instruction("DELETE_FAST")
+def _delete_fast(r: _Reader, one: dis.Instruction) -> None:
+    r.unbound.add(one.argval)
+
+
+@_instruction("LIST_APPEND", "SET_ADD", "MAP_ADD")
+def _append(r: _Reader, one: dis.Instruction) -> None:
+    """Read an item of a comprehension."""
+    r.lists.appended.update(r.stack[-2:] if one.opname == "MAP_ADD" else r.stack[-1:])
+    _by_its_effect(r, one)
 
 
 @_instruction("LOAD_CONST")
@@ -331,7 +397,10 @@ def _load_attr_of_super(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("STORE_FAST")
 def _store_fast(r: _Reader, one: dis.Instruction) -> None:
-    r.assign(one.argval, r.pop_one())
+    value, name = r.pop_one(), one.argval
+    if value == ("inplace", ("local", name), "+="):
+        r.lists.understand(("local", name))
+    r.assign(name, value)
 
 
 @_instruction("STORE_DEREF")
@@ -416,6 +485,10 @@ def _operator(r: _Reader, one: dis.Instruction) -> None:
         return
     left, right = r.pop(2)
     r.end(right)
+    if one.argrepr == "+=" and left is not None and left[0] == "local":
+        r.lists.understand(right)
+        item: Source = None if right is None else ("each", right)
+        r.filled.setdefault(left[1], set()).add(("built", (item,)))
     if left is not None and left[0] == "local":
         r.use(("mutated", left))
     r.stack.append(None if left is None else ("inplace", left, one.argrepr))
@@ -451,13 +524,15 @@ def _extend(r: _Reader, one: dis.Instruction) -> None:
     """Read `[*items]`, `{**items}` and the arguments of `f(*items, **items)`."""
     of, place = r.pop_one(), -(one.arg or 1)
     r.end(of)
-    if of is not None and len(r.stack) >= -place:
-        r.stack[place] = ("any", tuple(part for part in (r.stack[place], of) if part is not None))
+    if len(r.stack) >= -place and (of, r.stack[place]) != (None, None):
+        r.stack[place] = ("any", (r.stack[place], of))
 
 
 @_instruction("GET_ITER")
 def _begin_loop(r: _Reader, one: dis.Instruction) -> None:
-    r.end(*r.stack[-1:])
+    for of in r.stack[-1:]:
+        r.lists.understand(of)
+        r.end(of)
 
 
 @_instruction("FOR_ITER")
@@ -477,9 +552,9 @@ def _unpack(r: _Reader, one: dis.Instruction) -> None:
 
 
 def _push_built(r: _Reader, items: list[Source]) -> None:
-    """Push a new container; an empty one may be filled by a comprehension that is inlined."""
+    """Push a new container; an empty one may be filled."""
     r.push_any(items, "built")
-    if _NEW_LOOP and not items:
+    if not items:
         r.stack[-1] = ("built", ())
 
 
@@ -558,6 +633,7 @@ def _import_from(r: _Reader, one: dis.Instruction) -> None:
 def _copy(r: _Reader, one: dis.Instruction) -> None:
     depth = one.arg or 0
     r.stack.append(r.stack[-depth] if len(r.stack) >= depth else None)
+    r.lists.load(r.stack[-1])
 
 
 @_instruction("SWAP")
@@ -753,6 +829,8 @@ def _pass_on(r: _Reader, call: _Call) -> bool:
     r.push_any(
         [*call.known, ("built", tuple(call.known))] if call.called[1] == "dict" else call.known
     )
+    if call.called[1] == "map":  # and the results of the function
+        r.stack[-1] = ("any", (None, *call.known))
     return True
 
 
@@ -771,10 +849,26 @@ def _constant(r: _Reader, call: _Call) -> bool:
     return True
 
 
+@_callee("append", "add", table=_METHODS)
+def _fill(r: _Reader, call: _Call) -> bool:
+    """Read a call that puts an item into a list."""
+    if len(call.arguments) == 1 and not call.is_spread:
+        r.fill(call.owner, call.arguments[0])
+    return False
+
+
 @_callee("pop", "popleft", table=_METHODS)
 def _pop(r: _Reader, call: _Call) -> bool:
-    """Read a call that takes an item away, where nobody looks at it."""
+    """Read a call that takes an item away. Where nobody looks at it, it does not count."""
     is_fixed = all(one is not None and one[0] == "const" for one in call.arguments)
+    is_place = all(one is not None and type(one[1]) is int for one in call.arguments)
+    if is_fixed and is_place and not r.is_dropped and call.owner is not None:
+        if (name := r.lists.understand(call.owner)) is not None:
+            r.lists.popped.add(name)
+        _any_call(r, call)
+        r.push_any([r.pop_one(), ("each", call.owner)])
+        r.use(("each", call.owner))
+        return True
     if not r.is_dropped or call.is_spread or not is_fixed:
         return False
     r.uses[call.called] -= 1

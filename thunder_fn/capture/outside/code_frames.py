@@ -8,11 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from thunder_fn.capture.outside.edges import Edge
 from thunder_fn.capture.outside.expressions import Reading, Source
 from thunder_fn.capture.outside.frames import is_library
 
 Memo: TypeAlias = dict[Source, Sequence[Any]]
 """The values of the expressions that have been evaluated."""
+
+
+Pending: TypeAlias = tuple[Source, bool, dict[tuple[str, int, Any], Edge]]
+"""An expression that may not run, whether these are the edges to the content of a container that it
+looks into, and the edges.
+"""
 
 
 class Frame:
@@ -22,16 +29,20 @@ class Frame:
         "back",
         "cells",
         "code",
+        "found",
         "globals",
+        "has_ended",
         "is_library",
         "line",
         "locals",
         "over",
+        "pending",
         "reading",
         "returned",
         "stand_ins",
         "stored",
         "touched",
+        "unbound",
         "waits",
     )
 
@@ -54,8 +65,32 @@ class Frame:
         self.stand_ins: dict[tuple[int, ...], Any] = {}
         self.touched: set[int] = set()
         """The holders that were looked at for it."""
+        self.unbound = known.kept.difference(self.locals[0])
+        """The locals that have no value, neither at the start nor at the end."""
+        self.pending: list[Pending] = []
+        """The edges of expressions that may not run."""
+        self.found: dict[Source, bool] = {}
+        """Tests, for each item whose key became known, whether all of its keys are."""
+        self.has_ended = False
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
+
+    @property
+    def is_over(self) -> bool:
+        """Test whether the locals at the end of the frame are known."""
+        return len(self.locals) > 1
+
+    def end(self, frame: types.FrameType) -> None:
+        """Note the locals at the end of the frame."""
+        self.locals.append(locals_of(frame))
+        self.unbound = self.unbound.difference(self.locals[-1])
+
+    def take(self, done: Done) -> None:
+        """Take the findings for a frame of the same code with the same values."""
+        self.touched |= done.touched
+        self.waits = self.waits or done.waits
+        self.pending += done.pending
+        self.found |= done.found
 
     def stand_in(self, kind: type, *parts: Any) -> Any:
         """The one object of a kind for these parts, such as a method and what it is bound to: a
@@ -83,6 +118,18 @@ def locals_of(frame: types.FrameType) -> dict[str, Any]:
         return found
     around = locals_of(frame.f_back)
     return {name: around[name] for name in names if name in around} | found
+
+
+@dataclass(slots=True, eq=False)
+class Done:
+    """The findings for a frame: the holders that were looked at, whether it waits for callees,
+    and what its end decides.
+    """
+
+    touched: set[int]
+    waits: bool
+    pending: tuple[Pending, ...]
+    found: dict[Source, bool]
 
 
 @dataclass(slots=True, eq=False)

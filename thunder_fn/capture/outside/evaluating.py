@@ -15,7 +15,8 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -25,12 +26,14 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.anew import known_as
 from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
-from thunder_fn.capture.outside.code_frames import Frame, Memo, Settled, callers
-from thunder_fn.capture.outside.edges import Constant, constant, look
+from thunder_fn.capture.outside.code_frames import Done, Frame, Memo, Settled, callers
+from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.effects import is_effect
 from thunder_fn.capture.outside.expressions import (
     TAGGED,
     Source,
+    gives_others,
+    has_not_run,
     is_of_python,
     parts_of,
     pattern_of,
@@ -57,6 +60,8 @@ from thunder_fn.capture.outside.kinds import (
     parts_in,
     tensors_of,
 )
+from thunder_fn.capture.outside.lists import is_taken, parts_through
+from thunder_fn.capture.outside.reached import MANY
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     ARRAYS,
@@ -68,6 +73,7 @@ from thunder_fn.capture.outside.reads import (
     dict_of,
     fields_of,
     is_a,
+    length_of,
     met,
     module_of,
     section_of,
@@ -102,10 +108,8 @@ class Evaluator(Attributes):
 
     def __init__(self, own: frozenset[int]) -> None:
         super().__init__(own)
-        self.done: dict[Any, tuple[set[int], bool]] = {}
-        """Frames that have been looked at, by their names' values: the holders, and whether they
-        wait for callees.
-        """
+        self.done: dict[Any, Done] = {}
+        """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
@@ -136,10 +140,9 @@ class Evaluator(Attributes):
         if (
             key is not None
             and (known := self.done.get(key)) is not None
-            and known[0].isdisjoint(self.written)
+            and known.touched.isdisjoint(self.written)
         ):
-            frame.touched |= known[0]  # a frame like one that has been looked at
-            frame.waits = frame.waits or known[1]
+            frame.take(known)  # a frame like one that has been looked at
             return
         before, self.touched = self.touched, frame.touched
         if len(frame.locals) == 1:
@@ -151,6 +154,32 @@ class Evaluator(Attributes):
                 if is_a(code, types.CodeType) and code in known:
                     self.over[id(code)] = known[code], frame
         settled = self.settled_values(frame)
+        now, later = self.expressions(frame, is_moving=is_moving)
+        memo: Memo = {}
+        for _ in range(_PASSES):
+            self.previous, memo = memo, settled.copy()
+            count = sum(map(len, frame.stored.values()))
+            self.cycles = False
+            for source, line in now.items():
+                frame.line = line
+                self.value(source, frame, memo)
+            for source, line in later.items():
+                frame.line = line
+                with self.until_end(source, frame):
+                    self.value(source, frame, memo)
+            if not self.cycles or sum(map(len, frame.stored.values())) == count:
+                break
+        self.touched = before
+        if key is not None:
+            pending = () if frame.is_over else tuple(frame.pending)
+            self.done[key] = Done(frame.touched, frame.waits, pending, frame.found)
+
+    def expressions(
+        self, frame: Frame, *, is_moving: bool
+    ) -> tuple[dict[Source, int], dict[Source, int]]:
+        """The open expressions of a frame, with their lines: those that may have run, and those
+        that can run later alone. At the end of the frame the latter are none.
+        """
         names = frozenset(
             name
             for given in frame.locals
@@ -158,19 +187,10 @@ class Evaluator(Attributes):
             if not self.is_data(value)
         ) | self.tagged(frame)
         uses = frame.reading.live(names, gives=bool(frame.returned), is_moving=is_moving)
-        memo: Memo = {}
-        for _ in range(_PASSES):
-            self.previous, memo = memo, settled.copy()
-            count = sum(map(len, frame.stored.values()))
-            self.cycles = False
-            for source, line in uses.items():
-                frame.line = line
-                self.value(source, frame, memo)
-            if not self.cycles or sum(map(len, frame.stored.values())) == count:
-                break
-        self.touched = before
-        if key is not None:
-            self.done[key] = frame.touched, frame.waits
+        is_lost = frame.has_ended and not frame.is_over  # its end is not known any more
+        waiting = frozenset[Source]() if is_lost else frame.reading.waiting(frame.unbound)
+        now = {source: line for source, line in uses.items() if source not in waiting}
+        return now, {} if frame.is_over else {one: uses[one] for one in uses if one in waiting}
 
     def tagged(self, frame: Frame) -> set[str]:
         """The locals with tensors whose attributes the code asks for, and those that may have had
@@ -226,7 +246,7 @@ class Evaluator(Attributes):
             if not self.is_outside(value) and not is_lasting(value):
                 return None
             found.add(("", id(value)))
-        return id(frame.code), frozenset(found)
+        return id(frame.code), frame.unbound, frozenset(found)
 
     def cells_of(self, frame: Frame) -> dict[str, types.CellType]:
         """The cells of a frame, which does not know its function: those of a function of this
@@ -326,7 +346,8 @@ class Evaluator(Attributes):
                 return [item for part in parts for item in self.built_items(part, frame, memo)]
             case ("local", name):
                 assigned = frame.reading.assigned.get(name, ())
-                built = (one for one in assigned if one is not None and one[0] == "built")
+                filled = frame.reading.filled.get(name, ())
+                built = (one for one in (*assigned, *filled) if one and one[0] == "built")
                 return [item for one in built for item in self.built_items(one, frame, memo)]
             case _:
                 return ()
@@ -397,7 +418,7 @@ class Evaluator(Attributes):
     def field_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values in the attributes of an object."""
         values = self.value(source[1], frame, memo)
-        return [field for value in values for field in (fields_of(value) or {}).values()]
+        return [field for value in values for field in (fields_of(value) or {}).copy().values()]
 
     def super_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """Stand-ins for the results of `super()`, for each class and object."""
@@ -415,13 +436,16 @@ class Evaluator(Attributes):
         of, path = source[1], f"{text(source[1])}[...]"
         found = list(self.built_items(of, frame, memo))
         for value in self.value(of, frame, memo):
-            found += self.items(value, path)
+            found += value if is_a(value, str) else self.items(value, path)
         return found
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
         _, of, key = source
         values = self.value(of, frame, memo)
+        is_vague = source in frame.reading.vague  # it may be in other objects, too
+        if is_vague and key is not None and key[0] == "const":
+            self.unknown.add(key[1])
         found = [*self.attribute_of_unknown(key, of, values, frame, memo)]
         for value in values:
             if self.is_data(value) and not is_a(value, torch.Tensor):
@@ -502,7 +526,7 @@ class Evaluator(Attributes):
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
                 keys = None if is_a(value, contextvars.ContextVar) else self.keys(key, frame, memo)
-                found += self.item(value, keys, self.path(value, text(of)), frame)
+                found += self.item_by(value, keys, source, frame, memo)
         return found
 
     def contained_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
@@ -511,8 +535,105 @@ class Evaluator(Attributes):
         for value in self.value(of, frame, memo):
             if not self.is_data(value):
                 keys = None if is_a(value, SEQUENCES) else self.keys(key, frame, memo)
-                self.item(value, keys, self.path(value, text(of)), frame)
+                self.item_by(value, keys, source, frame, memo)
         return ()
+
+    def item_by(
+        self, value: Any, keys: Sequence[Any] | None, source: Any, frame: Frame, memo: Memo
+    ) -> Sequence[Any]:
+        """An item, or the question for one, by a key that may become known while the frame runs.
+        Until the end of the frame it is noted that all items may count.
+        """
+        _, of, key = source
+        path, is_sure = self.path(value, text(of)), source in frame.reading.sure
+        keys = None if source in frame.reading.vague else keys
+        if has_not_run(key, frame.unbound):
+            is_open = not frame.has_ended and is_a(value, CONTAINERS) and self.is_outside(value)
+            if is_open and (is_sure or keys is None):  # it may be known at the end of the frame
+                with self.until_end(source, frame, kinds=("content",)):
+                    found = self.item(value, None, path, frame)
+                return found if keys is None else self.item(value, keys, path, frame)
+        elif is_sure and frame.is_over and is_a(value, dict):
+            is_found = keys is not None and self.are_all(value, source, frame, memo)
+            frame.found[source] = frame.found.get(source, True) and is_found
+            for name in keys or () if is_found else ():
+                place = "key", id(value), name
+                old, written = self.first("key", value, name), f"{path}[{name!r}]"
+                self.edges.setdefault(place, Edge("key", value, name, old, written))
+        return self.item(value, keys, path, frame)
+
+    @contextmanager
+    def until_end(self, source: Source, frame: Frame, kinds: Sequence[str] = ()) -> Generator[None]:
+        """Keep the edges that are crossed inside, of these kinds, for the end of a frame: they
+        count if the expression has run. What is reached for the first time counts anyway.
+        """
+        count, firm = len(self.edges), self.firm
+        self.firm = set() if firm is None else firm
+        yield
+        pending = {
+            place: edge
+            for place, edge in itertools.islice(
+                reversed(self.edges.items()), len(self.edges) - count
+            )
+            if place not in self.firm and (not kinds or edge.kind in kinds)
+        }
+        for place in pending:
+            del self.edges[place]
+        if pending:
+            frame.pending.append((source, bool(kinds), pending))
+        self.firm = firm
+
+    def settle(self, frame: Frame) -> None:
+        """Cross the edges that a frame has kept, of the expressions that have run. Of an item,
+        all content counts unless its keys are known.
+        """
+        unbound = frame.unbound if frame.is_over else frozenset[str]()
+        for source, is_content, edges in frame.pending:
+            has_run = not has_not_run(source, unbound)
+            is_needed = has_run and not (is_content and frame.found.get(source, False))
+            for place, edge in edges.items():
+                if is_needed or place in self.edges:
+                    self.edges[place] = edge  # as it was first
+        frame.pending.clear()
+
+    def are_all(self, value: Any, source: Any, frame: Frame, memo: Memo) -> bool:
+        """Test whether the values that a key has now are all that it had in a frame, if its code
+        leads to all of them: nothing on the way has been written, and each step leads on.
+        """
+        written = {**self.before, **self.counted}
+        reading, names = frame.reading, {place[2] for place in written}
+        if ("content", id(value), None) in written or id(value) not in self.contents:
+            return False
+        parts = list(parts_through(source[2], reading.assigned, reading.filled))
+        called = {id(part[1]) for part in parts if part[0] == "call"}
+        return all(
+            id(part) in called or self.leads_on(part, names, frame, memo) for part in parts
+        ) and all(map(_is_key, self.value(source[2], frame, memo)))
+
+    def leads_on(self, part: Any, names: set[Any], frame: Frame, memo: Memo) -> bool:
+        """Test whether all values of an expression are known, if those in it are."""
+        match part:
+            case ("global", name):
+                return name not in names
+            case ("cell", _):
+                return None not in names
+            case ("attr", _, ("const", name)):
+                values = self.value(part[1], frame, memo)
+                found = (self.attribute(one, name, part[1], frame) for one in values)
+                return name not in names and all(found) and not any(map(self.is_data, values))
+            case ("each", ("global" | "cell", _)):
+                values = self.value(part[1], frame, memo)
+                return all(type(one) in EXACT and self.is_same_content(one) for one in values)
+            case ("call", ("attr", _, ("const", "__subclasses__")), ()):
+                callees = self.value(part[1], frame, memo)
+                return bool(callees) and all(id(one) in ASKED_AGAIN for one in callees)
+            case _:
+                return True
+
+    def is_same_content(self, value: Any) -> bool:
+        """Test whether a container holds what it held before the function ran, and not much."""
+        one = self.contents.get(id(value))
+        return length_of(value) <= MANY and (one is None or one.is_unchanged)
 
     def note_before(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """A place is written in this frame: an edge to it is read before that."""
@@ -637,6 +758,8 @@ class Evaluator(Attributes):
     def local_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """The values of a local at the start and at the end, and those of its sources."""
         name = source[1]
+        if frame.is_over and name in frame.unbound:
+            return ()
         found, is_tagged = frame.stored.setdefault(name, {}), name in frame.reading.tagged
         if name == ".0" and frame.over is not None:
             over, outer = frame.over
@@ -759,7 +882,8 @@ class Evaluator(Attributes):
             return ()
         keys = [self.keys(one, frame, memo) for one in arguments]
         if is_a(callee, types.MethodDescriptorType) and target[0] == "attr":
-            keys.insert(0, tuple(self.value(target[1], frame, memo)))
+            owners = self.value(target[1], frame, memo)
+            keys.insert(0, [one for one in owners if is_a(one, callee.__objclass__)])
         path = f"the answer of {text(target)}"
         recorder = current()
         around = {} if recorder is None else recorder.call.answers
@@ -805,13 +929,20 @@ class Evaluator(Attributes):
         """The possible keys: a constant, plain data from outside, or an argument; None if they
         are not known.
         """
-        if source is None or source[0] == "built":
+        if source is None or source[0] == "built" or gives_others(source):
             return None
+        if source[0] == "any" and not is_taken(source):
+            given = [
+                self.keys(one, frame, memo)
+                for one in source[1]
+                if not has_not_run(one, frame.unbound)
+            ]
+            return None if None in given else [key for keys in given for key in keys or ()] or None
         if source[0] == "const":
             return source[1:] if is_a(source[1], _KEYS) else None
         if source[0] == "local":
             name = source[1]
-            if name not in frame.reading.keys:
+            if any(map(gives_others, frame.reading.keys.get(name, (None,)))):
                 return None
             given = [self.value(one, frame, memo) for one in frame.reading.keys[name]]
             given += [(frame.locals[0][name],)] if name in frame.locals[0] else []

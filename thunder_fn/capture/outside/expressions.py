@@ -11,8 +11,9 @@ reading(f.__code__).settled
 from __future__ import annotations
 
 import re
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -56,6 +57,11 @@ class Reading:
     `tagged` are the locals that are asked for an attribute which tensors do not have by themselves.
     `passing` are those among them that are locals of an inlined comprehension, so that no look at
     the frame finds the tensors in them.
+    `filled` is what is put into lists that locals hold.
+    `kept` are the locals that stay bound once they are: what is made of one that is unbound at the
+    end of a frame has not run.
+    `sure` are the items, and questions for them, whose keys are all known at the end of a frame.
+    `vague` are others, whose keys come from a list that is changed.
     `constants` are the calls of what is named `constant`, each with its place.
 
     `settled` are the expressions that depend on globals alone, and `open` all others. Those in
@@ -73,7 +79,14 @@ class Reading:
     tagged: frozenset[str] = frozenset()
     passing: frozenset[str] = frozenset()
     constants: tuple[tuple[Source, Span], ...] = ()
+    filled: dict[str, set[Source]] = field(default_factory=dict[str, set[Source]])
+    kept: frozenset[str] = frozenset()
+    sure: frozenset[Source] = frozenset()
+    vague: frozenset[Source] = frozenset()
     known: dict[Any, dict[Source, int]] = field(default_factory=dict[Any, dict[Source, int]])
+    not_run: dict[frozenset[str], frozenset[Source]] = field(
+        default_factory=dict[frozenset[str], frozenset[Source]]
+    )
 
     def live(self, names: frozenset[str], *, gives: bool, is_moving: bool) -> dict[Source, int]:
         """The open expressions that lead to more than plain data and tensors.
@@ -91,9 +104,8 @@ class Reading:
                 before = len(found)
                 found.update(
                     name
-                    for name, sources in self.assigned.items()
-                    if name not in found
-                    and any(_is_live(source, found, gives) for source in sources)
+                    for name, source in self.sources()
+                    if name not in found and _is_live(source, found, gives)
                 )
             of = self.moving if is_moving else self.open
             self.known[key] = {
@@ -105,8 +117,24 @@ class Reading:
             }
         return self.known[key]
 
+    def waiting(self, unbound: frozenset[str]) -> frozenset[Source]:
+        """The open expressions that need the value of a local that is not bound."""
+        if unbound not in self.not_run:
+            found = (source for source in self.open if has_not_run(source, unbound))
+            self.not_run[unbound] = frozenset(found)
+        return self.not_run[unbound]
+
+    def sources(self) -> Iterator[tuple[str, Source]]:
+        """The locals, each with what is assigned to it or put into it."""
+        for given in (self.assigned, self.filled):
+            for name, sources in given.items():
+                for source in sources:
+                    yield name, source
+
 
 TAGGED = "~"
+_IS_FILLED = sys.version_info >= (3, 12)
+"""Comprehensions are inlined, and fill what is built empty."""
 _OF_TENSORS = frozenset(dir(torch.Tensor)) - {"__dict__"}
 
 
@@ -166,7 +194,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
         case None | ("const" | "code" | "joined", *_):
             return False
         case ("global" | "cell" | "import", *_) | ("built", ()):
-            return True
+            return source[0] != "built" or _IS_FILLED
         case ("local", name):
             return name in names
         case ("any" | "built", parts):
@@ -202,6 +230,30 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             return _is_live(source[2], names, gives)
 
 
+def has_not_run(source: Any, unbound: Set[str]) -> bool:
+    """Test whether an expression needs the value of a local that is not bound."""
+    if not isinstance(source, tuple) or source[:1] in (("const",), ("code",)):
+        return False
+    if source[:1] == ("local",):
+        return source[1] in unbound
+    if source[:1] == ("any",):
+        return all(has_not_run(part, unbound) for part in source[1])
+    return any(has_not_run(part, unbound) for part in source)
+
+
+def gives_others(source: Source) -> bool:
+    """Test for the items of something that gives others, too, which are not known."""
+    match source:
+        case None:
+            return True
+        case ("each", ("any", parts)):
+            return any(gives_others(("each", part)) for part in parts)
+        case ("each", of):
+            return gives_others(of)
+        case _:
+            return False
+
+
 def pattern_of(source: Source) -> str:
     """A regular expression for the strings that an expression may give."""
     match source:
@@ -229,6 +281,8 @@ def text(source: Source) -> str:
     match source:
         case ("global" | "cell" | "local" | "import", name, *_):
             return str(name)
+        case ("any", (of, None) | (None, of)):
+            return text(of)
         case ("const", value):
             return repr(value)
         case ("attr", of, ("const", name)):

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections.abc import Callable
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import torch
@@ -70,6 +71,11 @@ class Reached:
     `own` are modules whose state is guarded elsewhere, as those of a jitted module.
     """
 
+    firm: set[tuple[str, int, Any]] | None = None
+    """The places of edges to what is reached first while an expression is evaluated that may never
+    run; None while there is no such expression.
+    """
+
     def __init__(self, own: frozenset[int]) -> None:
         self.own, self.effects = own, Effects()
         self.edges: dict[tuple[str, int, Any], Edge] = {}
@@ -111,7 +117,17 @@ class Reached:
         self.data: dict[type, bool] = {type(ABSENT): True}
         self.open: dict[type, bool] = {}
 
-    def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:  # noqa: C901 - a branch for each kind of holder
+    def reach(self, value: Any, path: str, depth: int = _DEEP) -> Any:
+        """A value is outside. The edges to it count even if the expression never runs that led to
+        it first: nothing crosses them again.
+        """
+        count = len(self.edges)
+        found = self.reach_any(value, path, depth)
+        if self.firm is not None and len(self.edges) > count:
+            self.firm.update(islice(reversed(self.edges), len(self.edges) - count))
+        return found
+
+    def reach_any(self, value: Any, path: str, depth: int) -> Any:  # noqa: C901 - a branch for each kind of holder
         """A value is outside. Functions that it leads to are known by their code from now on. Of a
         weak proxy, that is the object behind it.
         """
@@ -144,7 +160,7 @@ class Reached:
         elif is_a(value, type):
             self.reach_class(value)
         elif is_machinery(module_of(type(value))):
-            for item in () if is_a(value, CONTAINERS) else (fields_of(value) or {}).values():
+            for item in () if is_a(value, CONTAINERS) else (fields_of(value) or {}).copy().values():
                 if callable(item):
                     self.reach(item, path, depth - 1)
             self.reach(getattr(value, "__wrapped__", None), path, depth - 1)
@@ -362,7 +378,7 @@ class Reached:
         if is_new:
             self.edge("content", value, None, path)
         self.touched.add(id(value))
-        for item in found.values():
+        for item in found.copy().values():
             self.reach(item, path)
         if is_new:
             self.below(value, path)
@@ -382,7 +398,7 @@ class Reached:
         if not is_of_library(value):
             return
         path = self.path(value, type(value).__name__)
-        for item in (fields_of(value) or {}).values():
+        for item in (fields_of(value) or {}).copy().values():
             for held in (item, *(parts_in(item) if is_a(item, HOLDERS) else ())):
                 if is_a(held, HOLDERS):
                     self.reach(held, path)

@@ -355,7 +355,7 @@ def seen(value: Any, depth: int = DEPTH) -> Any:
         return Same(value)
     found = (
         (name, seen(item, depth - 1))
-        for name, item in fields.items()
+        for name, item in fields.copy().items()
         if not holds_tensor(item, depth - 1)
     )
     return Same(value), tuple(found)
@@ -401,9 +401,10 @@ def holds_tensor(value: Any, depth: int) -> bool:
 
 def content_of(value: Any) -> list[Any]:
     """The content of a container, pairs of a dict, by the methods of its builtin class: a subclass
-    may override its own.
+    may override its own. Another thread may change a dict while its pairs are made, as imports
+    change `sys.modules`; nothing runs within a copy.
     """
-    kind = builtin_of(value)
+    kind, value = builtin_of(value), value.copy() if type(value) is dict else value
     return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
 
 
@@ -496,7 +497,7 @@ def met(value: Any, depth: int = DEPTH) -> Iterator[tuple[Any, int]]:
         for item in items if len(items) <= LONG else ():
             yield from met(item[1] if is_a(value, dict) else item, depth - 1)
         return
-    for item in (fields_of(value) or {}).values():
+    for item in (fields_of(value) or {}).copy().values():
         if not holds_tensor(item, depth - 1):
             yield from met(item, depth - 1)
 

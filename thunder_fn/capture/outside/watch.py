@@ -37,7 +37,7 @@ from thunder_fn.capture.outside.anew import (
 )
 from thunder_fn.capture.outside.answers import OfTensors, Question
 from thunder_fn.capture.outside.bytecode import reading
-from thunder_fn.capture.outside.code_frames import Frame, locals_of
+from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
@@ -141,17 +141,19 @@ class Watch(Evaluator):
         if not is_known:
             return
         mine = self.stack.pop()
+        mine.has_ended = True
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
             value = mine.locals[0].get(mine.code.co_varnames[0])
         is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
         is_tensor = is_a(value, torch.Tensor) and not is_a(value, internals.Tracer)
         if mine.back is not None and (is_tensor or not is_data):
             mine.back.returned[id(value)] = value, mine.code
-        if not mine.returned and not mine.reading.moving:
+        if not (mine.returned or mine.reading.moving or mine.pending):
             return
-        mine.locals.append(locals_of(frame))
+        mine.end(frame)
         is_new = bool(mine.returned) and (mine.waits or not mine.touched.isdisjoint(self.written))
         self.evaluate(mine, is_moving=not is_new)
+        self.settle(mine)
 
     def thread_started(self, name: str) -> None:
         """Take the results of a thread as constants, since its reads are not seen."""
@@ -445,6 +447,8 @@ class Watch(Evaluator):
 
     def find_late(self) -> None:
         """Cross the edges that are known at the end alone."""
+        for frame in self.stack:  # whose end nobody has seen
+            self.settle(frame)
         for value, name, path in self.late:
             self.own_attribute(value, name, path)
         for of_tensors in (one.holder for one in self.edges.values()):
@@ -452,7 +456,7 @@ class Watch(Evaluator):
                 of_tensors.extend(self.attributes_of_tensors())
         if self.unknown:
             self.find_attributes(self.unknown)
-        for name in self.missing - sys.modules.keys():
+        for name in self.missing - sys.modules.copy().keys():
             self.edge("key", sys.modules, name, f"the module {name}")
 
     def find_attributes(self, names: Set[Any]) -> None:
