@@ -239,6 +239,10 @@ class Kept:
         if isinstance(value, torch.Tensor) and not self.feeds_tensor(value):
             self.tensors.append((Feed(container, key), value))
             self.given[place] = value
+        if _is_state(value) and not any(map(self.feeds_tensor, value)):
+            parts = enumerate(value)
+            self.tensors += [(Feed(container, key, index=i), item) for i, item in parts]
+            self.given[place] = value
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
@@ -385,9 +389,15 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            is_read = (is_read or id(old) in used) and id(holder) not in whole
-            is_fed = is_read and isinstance(now, torch.Tensor) and _is_plain(old)
-            if is_fed and not self._is_elsewhere(old, one.entry, reached):
+            parts = old if _is_state(old) and _has_parts(now, old) else (old,)
+            is_read = is_read or not used.isdisjoint(map(id, parts))
+            is_fed = (isinstance(now, torch.Tensor) and _is_plain(old)) or parts is old
+            if (
+                is_read
+                and is_fed
+                and id(holder) not in whole
+                and not any(self._is_elsewhere(part, one.entry, reached, old) for part in parts)
+            ):
                 self.places.setdefault(one.entry, (holder, key))
             if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
                 self.exact.append(Snapshot(holder, []))
@@ -474,13 +484,15 @@ class Kept:
                 yield Change(holder, key, old, now)
 
     def _is_elsewhere(
-        self, tensor: torch.Tensor, place: Entry, reached: Mapping[int, set[Entry]]
+        self, tensor: torch.Tensor, place: Entry, reached: Mapping[int, set[Entry]], old: Any
     ) -> bool:
-        """Test whether the function can reach a tensor in another way than by this place."""
+        """Test whether the function can reach a tensor in another way than by this place, and the
+        tuple that was there.
+        """
         modules = self.recorder.modules
         here = any(one.entry == place for one in modules.stored)
         return modules.held[id(tensor)] > here or any(
-            one != place for one in reached.get(id(tensor), ())
+            one != place and one[0] != id(old) for one in reached.get(id(tensor), ())
         )
 
     def _reached(self) -> dict[int, set[Entry]]:
@@ -493,6 +505,8 @@ class Kept:
             if watch is not None and one.kind == "content":
                 known = watch.contents.get(id(one.holder))
                 leaves = leaves_in(one.holder if known is None else known.before)
+            elif is_a(one.value, tuple):
+                leaves = leaves_in(one.value)
             for leaf in leaves:
                 if is_a(leaf, torch.Tensor):
                     found.setdefault(id(leaf), set()).add((id(one.holder), one.key))
@@ -662,7 +676,7 @@ class Kept:
         name = ", ".join(path for _, path in self.objects.values()) or "what it stores in Python"
         contents, fed = tuple(self.contents.values()) if is_whole else (), frozenset(self.given)
         contents += tuple(self.exact)
-        tensors = tuple((feed.holder, feed.key) for feed, _ in self.tensors)
+        tensors = tuple(feed for feed, _ in self.tensors)
         numbers = tuple(self.feeds)
         places = tuple((*one, self.placed[place]) for place, one in self.places.items())
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
@@ -816,6 +830,18 @@ def _between_items(holder: Any) -> UnsupportedCall:
 def _is_plain(value: Any) -> bool:
     """Test for a tensor that a program can be given instead of another one."""
     return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _is_state(value: Any) -> bool:
+    """Test for a tuple of tensors, as a state that the function makes anew."""
+    is_tuple = type(value) is tuple and len(value) > 0
+    return is_tuple and all(map(_is_plain, value)) and len(set(map(id, value))) == len(value)
+
+
+def _has_parts(now: Any, old: tuple[Any, ...]) -> bool:
+    """Test for a tuple of as many tensors."""
+    is_like_old = type(now) is tuple and len(now) == len(old)
+    return is_like_old and all(isinstance(one, torch.Tensor) for one in now)
 
 
 def _is_scalar(value: Any) -> bool:

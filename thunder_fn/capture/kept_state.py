@@ -36,7 +36,7 @@ class KeptState:
     decide: Callable[..., bool] | None = None
     wanted: frozenset[Entry] = frozenset()
     refused: frozenset[Entry] = frozenset()
-    tensors: tuple[tuple[Any, Any], ...] = ()
+    tensors: tuple[Feed, ...] = ()
     places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
     stored: frozenset[Entry] = frozenset()
     apart: frozenset[int] = frozenset()
@@ -66,7 +66,7 @@ class KeptState:
             self.prepare()
         if self._unfed():
             return False
-        fed = [id(held_at(holder, key)) for holder, key in self.tensors]
+        fed = [id(feed.read()) for feed in self.tensors]
         if len(set(fed)) < len(fed) or not self.apart.isdisjoint(fed):
             return False
         if self.decide is None:
@@ -101,7 +101,9 @@ class KeptState:
             return is_number(now)
         pairs = zip(now, before, strict=False)
         return len(now) == len(before) and all(
-            type(a) is type(b) and is_number(a) for a, b in pairs
+            type(a) is type(b)
+            and (_type_of(a) == _type_of(b) if isinstance(a, torch.Tensor) else is_number(a))
+            for a, b in pairs
         )
 
     def _unfed(self) -> list[Any]:

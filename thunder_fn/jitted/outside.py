@@ -366,6 +366,7 @@ def outside_of(watched: Watched, kept: tuple[KeptState, ...]) -> Outside | None:
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(one.container) for state in kept for one in state.contents}
     fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
+    held |= {id(old) for state in kept for *_, old in state.places if type(old) is tuple}
 
     def is_held(one: Edge) -> bool:
         """Test whether the state of kept objects has the edge."""
