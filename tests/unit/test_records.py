@@ -228,6 +228,40 @@ def test_records_that_a_function_stores(store: Callable[..., Tensor], cls: type,
         assert plain(vars(ours)) == plain(vars(theirs))
 
 
+@dataclasses.dataclass
+class Linked:
+    k: Any
+    next: Any = None
+    all: Any = dataclasses.field(default_factory=list)
+
+
+def ring(k: Tensor) -> Linked:
+    """Records that lead to one another."""
+    one, other = Linked(k), Linked(k * 2)
+    one.next, other.next = other, one
+    for record in (one, other):
+        record.all += [one, other, {"both": (one, other)}]
+    return one
+
+
+@pytest.mark.parametrize("how", ["grad", "trace"])
+def test_records_that_lead_to_one_another(how: str) -> None:
+    s = SimpleNamespace(ring=ring(torch.ones(2)), k=None, log=[])
+
+    def f(x: Tensor) -> Tensor:
+        s.k = s.ring.next.next.all[1].k * x
+        s.log.append(Plain(x * 2))
+        return (s.k + s.ring.k).sum()
+
+    x = torch.arange(2.0)
+    if how == "trace":
+        assert len(tfn.trace(lambda x: s.ring.next.k * x, x).equations) == 1
+        return
+    for call in range(3):
+        torch.testing.assert_close(tfn.grad(f)(x), torch.full((2,), 2.0))
+        assert torch.equal(s.k, 2 * x) and torch.equal(s.log[call].k, x * 2)
+
+
 # ---- records of dims ----
 
 

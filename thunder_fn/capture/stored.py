@@ -257,11 +257,11 @@ def _at_the_ends(now: list[Any], old: list[Any], limit: int | None) -> tuple[Any
     return None, now
 
 
-def has_tracers(value: Any) -> bool:
+def has_tracers(value: Any, depth: int = _DEEP) -> bool:
     """Test for tensors of the trace in a value. Those of a function inside it do not count: they
     are lost, as under torch.func.
     """
-    kinds = set(map(type, leaves_in(value)))
+    kinds = set(map(type, leaves_in(value, depth)))
     is_lost = any(issubclass(kind, EscapedValue) for kind in kinds)
     return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
 
@@ -284,7 +284,7 @@ def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
     """The leaves of a value, keys of dicts too, and parts of records that the function has made.
     No code of the user's classes runs.
     """
-    items = _items_of(value) if depth else None
+    items = _items_of(value, depth) if depth else None
     if items is None:
         yield alive(value)
         return
@@ -295,7 +295,7 @@ def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
             yield alive(item)
 
 
-def _items_of(value: Any) -> Sequence[Any] | None:
+def _items_of(value: Any, depth: int) -> Sequence[Any] | None:
     """The items of a container, or the parts of a dataclass that the function has made of tensors
     of the trace; None for other values.
     """
@@ -304,12 +304,12 @@ def _items_of(value: Any) -> Sequence[Any] | None:
     watch = frames.observer()
     if not dataclasses.is_dataclass(type(value)) or watch is None or not watch.is_made(value):
         return None
-    return pytree.parts_of_dataclass(value)[0] if is_of_trace(value) else None
+    return pytree.parts_of_dataclass(value)[0] if is_of_trace(value, depth - 1) else None
 
 
-def is_of_trace(record: Any) -> bool:
-    """Test for a dataclass with tensors of the trace in it."""
-    return any(map(has_tracers, pytree.parts_of_dataclass(record)[0]))
+def is_of_trace(record: Any, depth: int = _DEEP) -> bool:
+    """Test for a dataclass with tensors of the trace in it, which may lead to itself."""
+    return any(has_tracers(part, depth) for part in pytree.parts_of_dataclass(record)[0])
 
 
 def alive(value: Any) -> Any:
