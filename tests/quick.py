@@ -185,6 +185,7 @@ EVERY = {
     "unit/test_optim.py::test_an_optimizer_that_is_made_inside": 3,
     "unit/test_optim.py::test_steps_of_a_schedule": 3,
     "unit/test_outside.py::test_a_change_is_seen_and_nothing_else_is": 3,
+    "unit/test_outside_idioms.py::test_keys_that_are_found_on_the_way": 6,
     "unit/test_outside_idioms.py::test_what_is_read_by_any_idiom_counts": 4,
     "unit/test_outside_idioms.py::test_what_the_function_makes_is_not_from_outside": 4,
     "unit/test_outside_statements.py::test_what_is_read_in_any_statement_counts": 5,
