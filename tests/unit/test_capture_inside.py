@@ -396,6 +396,41 @@ LIBRARY.define("double.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
 LIBRARY.impl("double.out", lambda x, out: out.copy_(x * 2), "CompositeExplicitAutograd")
 
 
+LIBRARY.define("thrice(Tensor x) -> Tensor")
+LIBRARY.impl("thrice", lambda x: x * 3, "CPU")
+LIBRARY.impl("thrice", torch.empty_like, "Meta")
+LIBRARY.define("thrice_for_all(Tensor x) -> Tensor")
+LIBRARY.impl("thrice_for_all", lambda x: x * 3, "CompositeExplicitAutograd")
+LIBRARY.define("mean(Tensor x) -> Tensor")
+LIBRARY.impl("mean", lambda x: x.mean(0), "CompositeExplicitAutograd")
+LIBRARY.impl("mean", torch.library.fallthrough_kernel, "Autograd")
+
+
+@pytest.mark.parametrize("name", ["thrice", "thrice_for_all"])
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda f: tfn.grad(lambda x: f(x).sum())(X),
+        lambda f: tfn.jvp(f, (X,), (X,)),
+        lambda f: tfn.jit(f)(X.clone().requires_grad_()),
+        lambda f: tfn.jit(tfn.hessian(lambda x: f(x).sum()))(X),
+        lambda f: tfn.linearize(f, X)[1](X),
+    ],
+    ids=["grad", "jvp", "autograd", "hessian", "linearize"],
+)
+def test_custom_ops_without_a_registered_derivative_have_no_zero_one(name: str, differentiate: Any) -> None:
+    op = getattr(torch.ops.capture_test, name)
+    assert torch.equal(tfn.jit(lambda x: op(x) + x)(X), X * 4)
+    assert torch.equal(tfn.grad(lambda x: (x * op(x.detach())).sum())(X), X * 3)
+    with pytest.raises(MissingRule, match="no derivative|forward derivative"):
+        differentiate(lambda x: op(x) + x.sin())
+
+
+def test_custom_ops_that_say_that_they_have_no_derivative() -> None:
+    gradient = tfn.grad(lambda x: (x * torch.ops.capture_test.mean(x)).sum())(X)
+    assert torch.equal(gradient, X.mean(0).expand_as(X))
+
+
 def spreading(x: Any, a: Any, b: Any) -> Any:
     """Views, lists, optional and keyword arguments are changed; results alias arguments."""
     y = spread(x, [a, b[0]], rest=b[1], by=3.0) + spread(x, [a])

@@ -86,6 +86,18 @@ def _refuse_hidden(equation: Equation) -> None:
         )
 
 
+def _refuse_unregistered(equation: Equation) -> None:
+    if equation.op.is_foreign and not internals.is_known_to_autograd(ops.overload(equation.op)):
+        raise MissingRule(
+            f"{equation.op} has no derivative: none is registered for this custom op",
+            source=equation.source,
+            fix=(
+                "Register one with `torch.library.register_autograd`, or detach its arguments if"
+                " no gradient is to go through it."
+            ),
+        )
+
+
 def call_leaf(equation: Equation, read: Callable[[Var], Any]) -> tuple[Any, ...]:
     """Run a leaf's overload; the results in the order of the equation's outputs."""
     _refuse_hidden(equation)
@@ -98,6 +110,7 @@ def call_differentiable(equation: Equation, read: Callable[[Var], Any]) -> tuple
     """Run a leaf in the way that autograd knows to differentiate."""
     function = DIFFERENTIABLE.get(equation.op.name)
     if function is None:
+        _refuse_unregistered(equation)
         return call_leaf(equation, read)
     args, kwargs = python_args(equation, read)
     return ops.flatten_result(function(*args, **kwargs))

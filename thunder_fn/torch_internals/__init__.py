@@ -27,6 +27,7 @@ from thunder_fn.torch_internals.calls import (
     has_own_functionalization,
     in_order,
     is_decomposed,
+    is_known_to_autograd,
     is_pytorchs_own,
     load_forward_decompositions,
     named_arguments,

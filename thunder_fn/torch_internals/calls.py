@@ -173,6 +173,16 @@ def is_pytorchs_own(overload: OpOverload) -> bool:
     return overload.namespace in ("aten", "prim", "prims")
 
 
+def is_known_to_autograd(overload: OpOverload) -> bool:
+    """Test whether somebody told autograd what to do with the op: a formula, none, or to look at
+    the ops that it consists of.
+    """
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+        for key in ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+    )
+
+
 def schema_of(overload: OpOverload) -> Any:
     """The op's schema: `arguments`, each with `name`, `type`, `kwarg_only` and `alias_info`,
     `returns`, `is_mutable`.
