@@ -422,7 +422,7 @@ def test_custom_ops_without_a_registered_derivative_have_no_zero_one(name: str, 
     op = getattr(torch.ops.capture_test, name)
     assert torch.equal(tfn.jit(lambda x: op(x) + x)(X), X * 4)
     assert torch.equal(tfn.grad(lambda x: (x * op(x.detach())).sum())(X), X * 3)
-    with pytest.raises(MissingRule, match="no derivative|forward derivative"):
+    with pytest.raises(MissingRule, match=r"no derivative|forward derivative"):
         differentiate(lambda x: op(x) + x.sin())
 
 
