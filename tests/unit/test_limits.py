@@ -240,21 +240,24 @@ def changed_argument() -> object:
 @error
 def made_object() -> object:
     def f(layers: SimpleNamespace) -> torch.Tensor:
-        layers.all.append(SimpleNamespace(keys=X * 2))
-        return layers.all[0].keys
+        layers.all.append(_Closing(X * 2))
+        return layers.all[0].x
 
     return tfn.jit(f)(SimpleNamespace(all=[]))
 
 
-class _Result:
+class _Closing:
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
+
+    def __del__(self) -> None:
+        pass
 
 
 @error
 def returned_object() -> object:
     def f(x: torch.Tensor) -> object:
-        return _Result(x)
+        return _Closing(x)
 
     return tfn.jit(f)(X)
 

@@ -1,7 +1,8 @@
-"""Dataclasses as arguments, as results, and in places outside: all that they hold counts, as it does for Python."""
+"""Dataclasses and objects of plain classes, as results and in places outside: all that they hold counts, as for Python."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -60,7 +61,42 @@ class Derived(More):
     pass
 
 
+class Bare:
+    """No dataclass: an object is what its attributes are."""
+
+    def __init__(self, k: Any, m: Any = 1) -> None:
+        self.k, self.m = k, m
+
+    @property
+    def double(self) -> Any:
+        return self.k * 2
+
+
+class BareSlots:
+    __slots__ = ("k", "m")
+
+    def __init__(self, k: Any, m: Any = 1) -> None:
+        self.k, self.m = k, m
+
+
+class Both(BareSlots):
+    """Has slots of its base and attributes beside them."""
+
+    def __init__(self, k: Any, m: Any = 1) -> None:
+        super().__init__(k, m)
+        self.twice, self.name = k * 2, "both"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value if name != "m" else (value, "set by the class")[0])
+
+
+class Namespace(SimpleNamespace):
+    def __init__(self, k: Any = None, m: Any = 1) -> None:
+        super().__init__(k=k, m=m)
+
+
 CLASSES = [Plain, Frozen, Slots, Keywords, More, Derived]
+OBJECTS = [Bare, BareSlots, Both, Namespace]
 
 
 def plain(value: Any) -> Any:
@@ -77,6 +113,13 @@ def plain(value: Any) -> Any:
         return type(value).__name__, {
             name: plain(getattr(value, name)) for name in dict.fromkeys([*names, *getattr(value, "__dict__", {})])
         }
+    if isinstance(value, (*OBJECTS, Cell)):
+        names = [
+            *getattr(type(value), "__slots__", ()),
+            *getattr(BareSlots, "__slots__", ()),
+            *getattr(value, "__dict__", {}),
+        ]
+        return type(value).__name__, {name: plain(getattr(value, name)) for name in names if hasattr(value, name)}
     return type(value).__name__, value
 
 
@@ -159,6 +202,60 @@ def test_attributes_beside_the_fields_of_a_result(name: str) -> None:
         assert plain(found) == plain(want)
 
 
+# ---- objects of plain classes ----
+
+
+class Cell:
+    """Holds what a step has found, and leads to other objects."""
+
+    def __init__(self, value: Any, *others: Any, **more: Any) -> None:
+        self.value, self.others = value, others
+        self.__dict__.update(more)
+
+
+OUTSIDE = ["from", "outside"]
+OBJECT_RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "alone": lambda x: Bare(x.sin()),
+    "in a list": lambda x: [Bare(x, [x + 1, {"a": x * 2}]), Both(x * 2)],
+    "in a dict": lambda x: {"b": BareSlots(x), "a": Namespace(x + 1, "name")},
+    "in one another": lambda x: Cell(Bare(x, Cell(x * 2)), Plain(Bare(x)), deep=[[Cell(x)]]),
+    "in a dataclass": lambda x: Plain(Bare(x), {"c": Cell(x)}),
+    "with what is outside": lambda x: Cell(x, OUTSIDE, name="n"),
+    "an argument in it": lambda x: Cell(x, x.view(-1)),
+    "a number of the sizes": lambda x: Cell(x, x.shape[0], x.numel() * 2),
+    "written to later": lambda x: (lambda c: (c.others[0].add_(1), c)[1])(Cell(x, x * 2)),
+}
+
+
+@pytest.mark.parametrize("how", ["jit", "grad", "compile", "no grad"])
+@pytest.mark.parametrize("name", OBJECT_RESULTS)
+def test_objects_of_plain_classes_among_the_results(name: str, how: str) -> None:
+    f = OBJECT_RESULTS[name]
+    ours: Any = {
+        "jit": tfn.jit(f),
+        "compile": tfn.compile(f),
+        "grad": lambda x: tfn.grad(lambda x: (x.sum(), f(x)), has_aux=True)(x)[1],
+        "no grad": torch.no_grad()(tfn.jit(f)),
+    }[how]
+    before = None
+    for size in (3, 3, 4):
+        x = torch.arange(float(size))
+        found, want = ours(x), f(x.clone())
+        assert found is not before
+        before = found
+        assert plain(found) == plain(want)
+
+
+def test_an_object_that_leads_to_itself_is_refused() -> None:
+    def f(x: Tensor) -> Any:
+        cell = Cell(x * 2)
+        cell.others = ([cell],)
+        return cell
+
+    with pytest.raises(tfn.errors.UnsupportedOutput, match="Cell that holds traced tensors leads to itself"):
+        tfn.jit(f)(torch.ones(2))
+
+
 # ---- records that a function makes and stores ----
 
 
@@ -188,7 +285,11 @@ def by_key(s: Any, x: Tensor, cls: type) -> Tensor:
 
 
 def replaced(s: Any, x: Tensor, cls: type) -> Tensor:
-    s.d = dataclasses.replace(s.d, k=s.d.k + x)
+    if type(s.d) in CLASSES:
+        s.d = dataclasses.replace(s.d, k=s.d.k + x)
+    else:
+        s.d = copy.copy(s.d)
+        s.d.k = s.d.k + x
     return s.d.k * 2
 
 
@@ -211,7 +312,7 @@ def fresh(cls: type) -> Any:
 
 
 @pytest.mark.parametrize("how", ["closed", "argument", "grad"])
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", [*CLASSES, *OBJECTS])
 @pytest.mark.parametrize("store", STORES)
 def test_records_that_a_function_stores(store: Callable[..., Tensor], cls: type, how: str) -> None:
     ours, theirs = fresh(cls), fresh(cls)

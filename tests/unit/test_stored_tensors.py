@@ -484,7 +484,7 @@ MAKING: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], _Layer]]] 
 
 
 @pytest.mark.parametrize("name", MAKING)
-def test_an_object_of_its_own_with_tensors_in_an_argument_is_refused(name: str) -> None:
+def test_an_object_of_its_own_with_tensors_is_stored_in_an_argument(name: str) -> None:
     store, get = MAKING[name]
     cache = _cache()
 
@@ -492,7 +492,29 @@ def test_an_object_of_its_own_with_tensors_in_an_argument_is_refused(name: str) 
         store(cache, x)
         return get(cache).keys.sin()
 
-    with pytest.raises(UnsupportedCall, match="stores a _Layer of its own in an argument"):
+    g, found = tfn.jit(f), []
+    for call in range(3):
+        x = torch.full((2,), call + 1.0)
+        torch.testing.assert_close(g(x, cache), (x * 2).sin())
+        found.append(get(cache))
+        torch.testing.assert_close(found[-1].keys, x * 2)
+    assert len({*map(id, found)}) == 3
+    torch.testing.assert_close(found[0].keys, torch.full((2,), 2.0))
+
+
+class _Closing(_Layer):
+    """No program can make such an object: its end runs code."""
+
+    def __del__(self) -> None: ...
+
+
+def test_an_object_in_an_argument_that_a_program_cannot_make_is_refused() -> None:
+    def f(x: Tensor, cache: Places) -> Tensor:
+        cache.last = _Closing(x)
+        return cache.last.keys
+
+    cache = _cache()
+    with pytest.raises(UnsupportedCall, match="stores a _Closing of its own in an argument"):
         tfn.jit(f)(torch.ones(2), cache)
     assert cache == _cache()
 

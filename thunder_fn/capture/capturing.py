@@ -63,7 +63,7 @@ from thunder_fn.capture.results import (
 )
 from thunder_fn.capture.rewriting import rewritten
 from thunder_fn.capture.scopes import ScopeMode, check_unchanged
-from thunder_fn.capture.stored import alive, around
+from thunder_fn.capture.stored import alive, around, with_objects
 from thunder_fn.capture.watching import made
 from thunder_fn.errors import (
     DataDependentBranch,
@@ -452,9 +452,10 @@ class _Attempt:
         those.
         """
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
-        leaves, spec = pytree.flatten(result)
+        tree = with_objects(result)
+        leaves, spec = pytree.flatten(tree)
         if (watch := frames.observer()) is not None:
-            watch.gives(pytree.nodes_in(result))
+            watch.gives(pytree.nodes_in(result if tree is result else (result, tree)))
         leaves = [*map(alive, leaves)]
         statics = tuple(static_of(leaf, f, name) for leaf in leaves)
         results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]

@@ -197,8 +197,8 @@ def check_numbers(recorder: Recorder) -> None:
 
 
 def check_objects(recorder: Recorder, arguments: Sequence[Any]) -> None:
-    """Refuse objects of the function's own, with tensors of the trace, in lists, dicts and
-    attributes of its arguments: a program makes no objects, and the tensors would be lost.
+    """Refuse objects of the function's own in lists, dicts and attributes of its arguments, if they
+    hold tensors of the trace and a program cannot make them anew.
 
     Raises:
         UnsupportedCall: the function stores one. The places have their old values again.
@@ -220,7 +220,7 @@ def check_objects(recorder: Recorder, arguments: Sequence[Any]) -> None:
         watch.put_back()
         what = (
             f"the function stores {kind_of(made)} of its own in an argument, and it holds traced"
-            " tensors: a program makes no objects"
+            " tensors: a program cannot make such an object anew"
         )
         fix = "Make the object before the call, or return its tensors."
         raise UnsupportedCall(what, fix=fix)

@@ -78,6 +78,7 @@ from thunder_fn.capture.stored import (
     stored_in,
     stored_outside,
     take_back,
+    with_objects,
 )
 from thunder_fn.capture.unread import Unread
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
@@ -377,7 +378,7 @@ class Kept:
         used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
-            _check_slots(watch.before)
+            _check_slots(watch.before, watch.is_made)
         reached = self._reached() if found else {}
         self.exact += self._read_as_a_whole(found, reached)
         whole = {id(one.container) for one in self.exact}
@@ -576,6 +577,7 @@ class Kept:
         holder, key, value = change.holder, change.key, change.now
         if value is ABSENT:
             return self._conditional(Effect(holder, key, None), [])
+        value = with_objects(value, self._was_there)
         leaves, spec = pytree.flatten_but(value, self._was_there)
         leaves = [*map(alive, leaves)]
         dims = [leaf if isinstance(leaf, torch.Tensor) else as_dim(leaf) for leaf in leaves]
@@ -794,10 +796,15 @@ def _is_by_index(one: Snapshot) -> bool:
     return len(now) == len(old) and known.issuperset(places)
 
 
-def _check_slots(before: Mapping[tuple[str, int, Any], tuple[Any, Any]]) -> None:
-    """Refuse a tensor of the trace in a slot or a class. It gets its old value back."""
+def _check_slots(
+    before: Mapping[tuple[str, int, Any], tuple[Any, Any]], is_made: Callable[[Any], bool]
+) -> None:
+    """Refuse a tensor of the trace in a slot of an object from outside, or in a class. It gets its
+    old value back.
+    """
     for (kind, _, key), (holder, old) in tuple(before.items()):
-        if kind not in ("attr", "class") or not has_tracers(look(kind, holder, key)):
+        is_place = kind in ("attr", "class") and not is_made(holder)
+        if not is_place or not has_tracers(look(kind, holder, key)):
             continue
         (delattr(holder, key) if old is ABSENT else setattr(holder, key, old))
         of, what = (holder, "an attribute") if kind == "class" else (type(holder), "a slot")

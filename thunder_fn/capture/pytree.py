@@ -12,6 +12,7 @@ import functools
 import itertools
 import operator
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
-from thunder_fn.errors import UnsupportedInput, with_article
+from thunder_fn.errors import UnsupportedInput, UnsupportedOutput, kind_of, with_article
 from thunder_fn.ir.trace import TensorType
 
 NAMESPACE = "thunder_fn"
@@ -71,8 +72,7 @@ def _flattened(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def flatten_but(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], PyTreeSpec]:
     """Leaves in order, some containers among them, and the structure above these."""
-    containers: Any = (dict, list, tuple)
-    if has_tensor_keys(tree) or not isinstance(tree, containers):
+    if has_tensor_keys(tree):
         return ([tree], _ONE_LEAF) if is_leaf(tree) else flatten(tree)
     flatten(tree)  # registers classes
     return optree.tree_flatten(_in_order(tree, is_leaf), is_leaf=is_leaf, namespace=NAMESPACE)
@@ -286,6 +286,8 @@ def describe(spec: PyTreeSpec) -> str:
         return "None"
     if spec.type is _Unsorted:
         return f"a dict with {spec.num_children} tensors for keys"
+    if spec.type is Object:
+        return "an object"
     name = getattr(spec.type, "__name__", str(spec.type))
     kind = with_article(name)
     if isinstance(spec.type, type) and issubclass(spec.type, dict):
@@ -490,6 +492,8 @@ def _is_moved(value: Any) -> bool:
 def _in_order(tree: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
     """The tree, with new ordered dicts for those whose keys were moved, but for leaves."""
     is_moved = lambda value: _is_moved(value) and not is_leaf(value)
+    if not any(map(is_moved, nodes_in(tree))):
+        return tree
 
     def renew(value: Any) -> Any:
         if not is_moved(value):
@@ -612,9 +616,8 @@ def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
 
 
 def _may_hold(value: Any) -> bool:
-    return type(value) is int or isinstance(
-        value, (torch.Tensor, torch.SymInt, list, tuple, dict, *_objects)
-    )
+    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat, list, tuple, dict, Object, *_objects)
+    return type(value) is int or isinstance(value, kinds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -635,6 +638,69 @@ class _Fixed:
 
 
 _BY_VALUE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Object:
+    """An object of a plain class as a node: its class, the attributes that may have tensors in
+    them, and the others.
+    """
+
+    cls: type
+    held: dict[str, Any]
+    rest: dict[str, Any]
+
+
+def with_objects(
+    tree: Any, fields_of: Callable[[Any], dict[str, Any] | None], is_leaf: Callable[[Any], bool]
+) -> Any:
+    """Return a tree with nodes in the place of the objects that `unflatten` shall make anew:
+    leaves of which a function gives the attributes.
+
+    Raises:
+        UnsupportedOutput: an object leads to itself.
+    """
+    above = set[int]()
+
+    def renew(leaf: Any) -> Any:
+        if (fields := fields_of(leaf)) is None:
+            return leaf
+        if id(leaf) in above:
+            what = f"{kind_of(leaf)} that holds traced tensors leads to itself"
+            raise UnsupportedOutput(what, fix="Return or store its tensors.")
+        above.add(id(leaf))
+        parts = {name: walk(item) for name, item in fields.items()}
+        above.remove(id(leaf))
+        held = {name: part for name, part in parts.items() if _may_hold(part)}
+        rest = {name: item for name, item in fields.items() if name not in held}
+        return Object(type(leaf), held, rest)
+
+    def walk(part: Any) -> Any:
+        leaves, spec = flatten(part)
+        if is_leaf(part) or not any(fields_of(leaf) is not None for leaf in leaves):
+            return part
+        if _is_unsorted(spec):
+            return part  # `unflatten` of such nodes gives dicts again
+        return optree.tree_map(
+            renew, _in_order(part, is_leaf), is_leaf=is_leaf, namespace=NAMESPACE
+        )
+
+    return walk(tree)
+
+
+def _object_apart(node: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
+    rest = tuple((name, _Fixed(item)) for name, item in node.rest.items())
+    names = tuple(node.held)
+    return list(node.held.values()), (node.cls, (names, rest)), names
+
+
+def _object_again(of: Any, children: Iterable[Any]) -> Any:
+    return _rebuild(of[0], of[1], children)
+
+
+_OBJECT: Any = Object
+optree.register_pytree_node(_OBJECT, _object_apart, _object_again, namespace=NAMESPACE)
+_registered.add(Object)
 
 
 def _put_together(context: Any, items: Iterable[Any]) -> Any:
@@ -682,9 +748,10 @@ def parts_of_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tu
 
 
 def _rebuild(cls: type, context: Any, children: Iterable[Any]) -> Any:
-    """A dataclass with these parts, its `__init__` not run: what it holds may be tracers."""
+    """An object with these parts, its `__init__` not run: what it holds may be tracers."""
     names, rest = context
-    value, others = object.__new__(cls), ((name, fixed.value) for name, fixed in rest)
+    kind = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+    value, others = kind.__new__(cls), ((name, fixed.value) for name, fixed in rest)
     for name, part in (*zip(names, children, strict=True), *others):
         object.__setattr__(value, name, part)
     return value

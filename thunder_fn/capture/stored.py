@@ -18,6 +18,8 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.kept_state import PLAIN
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.frames import is_machinery
+from thunder_fn.capture.outside.kinds import HEAP_TYPE
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
@@ -25,6 +27,7 @@ from thunder_fn.capture.outside.reads import (
     SEQUENCES,
     content_of,
     dict_of,
+    fields_of,
     is_a,
     module_of,
 )
@@ -92,7 +95,7 @@ def stored_inside(recorder: Recorder) -> Iterator[tuple[Effect, list[Any]]]:
         if watch is not None and one in recorder.modules.stored:
             watch.before.setdefault(("key", *one.entry), (one.holder, one.before))
     for one in found:
-        leaves, spec = pytree.flatten(one.now)
+        leaves, spec = pytree.flatten(with_objects(one.now))
         leaves = [*map(alive, leaves)]
         flags = tuple(map(recorder.has_made, leaves))
         yield Effect(one.holder, one.key, spec, tuple(leaves), flags), [*chosen(leaves, flags)]
@@ -267,8 +270,8 @@ def has_tracers(value: Any, depth: int = _DEEP) -> bool:
 
 
 def new_object(before: Any, now: Any) -> Any:
-    """An object with tensors of the trace in its attributes, in the second value and not in the
-    first; None if there is none.
+    """An object that a program cannot make anew, with tensors of the trace in its attributes, in
+    the second value and not in the first; None if there is none.
     """
     known = set(map(id, leaves_in(before)))
     others = (one for one in leaves_in(now) if id(one) not in known and not is_a(one, _OTHERS))
@@ -289,27 +292,57 @@ def leaves_in(value: Any, depth: int = _DEEP) -> Iterator[Any]:
         yield alive(value)
         return
     for item in itertools.chain(*items) if issubclass(type(value), dict) else items:
-        if issubclass(type(item), CONTAINERS) or dataclasses.is_dataclass(type(item)):
+        if issubclass(type(item), CONTAINERS) or is_record(type(item)):
             yield from leaves_in(item, depth - 1)
         else:
             yield alive(item)
 
 
 def _items_of(value: Any, depth: int) -> Sequence[Any] | None:
-    """The items of a container, or the parts of a dataclass that the function has made of tensors
-    of the trace; None for other values.
+    """The items of a container, or the attributes of an object that the function has made of
+    tensors of the trace; None for other values.
     """
     if issubclass(type(value), CONTAINERS):
         return content_of(value)
+    fields = _fields_made(value, depth - 1) if is_record(type(value)) else None
+    return None if fields is None else [*fields.values()]
+
+
+def with_objects(tree: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
+    """Return a tree with nodes in the place of objects that the function has made of tensors of the
+    trace: a program makes them anew.
+    """
+    return pytree.with_objects(tree, _fields_of_plain, is_leaf)
+
+
+def _fields_of_plain(value: Any) -> dict[str, Any] | None:
+    return _fields_made(value, _DEEP) if is_plain_class(type(value)) else None
+
+
+def _fields_made(value: Any, depth: int) -> dict[str, Any] | None:
     watch = frames.observer()
-    if not dataclasses.is_dataclass(type(value)) or watch is None or not watch.is_made(value):
-        return None
-    return pytree.parts_of_dataclass(value)[0] if is_of_trace(value, depth - 1) else None
+    is_made = watch is not None and watch.is_made(value) and is_of_trace(value, depth)
+    return fields_of(value) if is_made else None
+
+
+def is_record(cls: type) -> bool:
+    """Test for a dataclass or a plain class."""
+    return dataclasses.is_dataclass(cls) or is_plain_class(cls)
+
+
+def is_plain_class(cls: Any) -> bool:
+    """Test for a class of Python whose objects are what their attributes are."""
+    if issubclass(cls, types.SimpleNamespace):
+        return True
+    is_made_of_fields = cls.__flags__ & HEAP_TYPE and cls.__new__ is object.__new__
+    return bool(is_made_of_fields) and not (
+        issubclass(cls, torch.nn.Module) or hasattr(cls, "__del__") or is_machinery(module_of(cls))
+    )
 
 
 def is_of_trace(record: Any, depth: int = _DEEP) -> bool:
-    """Test for a dataclass with tensors of the trace in it, which may lead to itself."""
-    return any(has_tracers(part, depth) for part in pytree.parts_of_dataclass(record)[0])
+    """Test for an object with tensors of the trace in its attributes, which may lead to itself."""
+    return any(has_tracers(part, depth) for part in (fields_of(record) or {}).values())
 
 
 def alive(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import functools
 import gc
 import io
@@ -52,7 +51,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
-from thunder_fn.capture.stored import is_of_trace
+from thunder_fn.capture.stored import is_of_trace, is_record
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
@@ -184,7 +183,7 @@ class Reached:
             self.contents[id(value)] = snapshot(value)
         elif not is_a(value, NO_FIELDS) and type(held := dict_of(value)) is dict:
             self.dicts[id(held)] = held, held.copy()
-        if dataclasses.is_dataclass(type(value)) and is_of_trace(value):
+        if is_record(type(value)) and is_of_trace(value):
             self.made.add(id(value))
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
