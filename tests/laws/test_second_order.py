@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 import thunder_fn as tfn
+from thunder_fn.ir.trace import subtraces
 
 Tensor = torch.Tensor
 Case = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -186,3 +187,22 @@ def test_higher_derivatives_of_products_at_zeros_for_all_sizes(op: str, order: t
         x = torch.linspace(0.5, 1.5, size, dtype=torch.float64)
         x[zeros] = 0.0
         torch.testing.assert_close(found(x), expected(x), rtol=1e-9, atol=1e-9)
+
+
+GROWING: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod": torch.prod,
+    "cumprod": lambda x: x.cumprod(0),
+    "scatter_reduce": lambda x: torch.ones(2).scatter_reduce(0, torch.arange(len(x)) % 2, x, "prod"),
+    "index_reduce": lambda x: torch.ones(2).index_reduce(0, torch.arange(len(x)) % 2, x, "prod"),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_traces_of_derivatives_of_products_grow_with_the_logarithm_of_the_size(name: str) -> None:
+    def count(size: int) -> int:
+        once = tfn.grad(lambda x: GROWING[name](x).sin().sum())
+        trace = tfn.trace(tfn.grad(lambda x: once(x).sin().sum()), torch.rand(size))
+        return sum(len(each.equations) for each in subtraces(trace))
+
+    small, middle, large = map(count, (8, 32, 128))
+    assert large - middle <= middle - small < small

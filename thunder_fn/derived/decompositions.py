@@ -459,6 +459,10 @@ def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return x.clone() if count == 1 else x
 
 
+AGAIN[CUMPROD] = cumprod
+"""PyTorch's formula that can be differentiated again is a loop over the elements."""
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     **BACKWARDS,
     "_c10d_functional.reduce_scatter_tensor.default": mean_scattered,
