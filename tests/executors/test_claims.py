@@ -93,6 +93,40 @@ def test_regions_are_convex_and_as_large_as_can_be(case: Case, mask: int) -> Non
     agree(run(new, case.inputs), run(flat, case.inputs), "the grouped trace", trace=flat, grouped=new)
 
 
+def halves(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([(x > 1).sum().item(), 0]) / 2
+
+
+def two_numbers(x: torch.Tensor) -> torch.Tensor:
+    first = (x > 1).sum().item()
+    second = torch.full((2,), first).cumsum(0).sum().item()
+    return torch.full((), second).sin() + x * first
+
+
+def size_found(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.sin()[x > 1]
+    return torch.ones(y.size(0)).cumsum(0) * 2, x.cos().sum()
+
+
+@pytest.mark.parametrize("f", (halves, two_numbers, size_found))
+def test_regions_come_after_the_numbers_that_they_mention(f: Any) -> None:
+    """No operand leads from the number that is found to what computes with it."""
+    x = torch.arange(6.0)
+    flat = inline(tfn.trace(f, x))
+    expected = run(flat, [x])
+    count = len(flat.equations)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(24):
+        drawn = torch.rand(count, generator=random) < 0.7
+        wanted = [bool(flag) and ITEM not in one.op.name for flag, one in zip(drawn, flat.equations, strict=True)]
+        new, _ = grouped(flat, partition(flat, wanted), "any::region")
+        check(new)
+        agree(run(new, [x]), expected, "the grouped trace", trace=flat, grouped=new)
+
+
+ITEM = "_local_scalar_dense"
+
+
 @given(cases(), st.booleans())
 def test_claiming_keeps_values(case: Case, share: bool) -> None:
     executor = Patchy("patchy", min_size=1, min_shared=2 if share else 10**6)

@@ -18,6 +18,7 @@ from itertools import takewhile
 
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound, free
+from thunder_fn.ir.symbols import finders, symbols_in
 from thunder_fn.ir.trace import Equation, Source, Trace, Var, canonical, cut
 
 Group = tuple[int, ...]
@@ -33,8 +34,9 @@ def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
     regions: list[list[int]] = []
     inside, behind = set[int](), set[int]()
     after_effect = False
+    reads = _reads(trace)
     for position, equation in enumerate(trace.equations):
-        operands = {var.index for var in equation.operands}
+        operands = reads[position]
         outputs = {var.index for var in equation.outputs}
         if wanted[position] and not ops.has_side_effect(equation):
             if not regions or operands & behind:
@@ -48,6 +50,19 @@ def partition(trace: Trace, wanted: Sequence[bool]) -> list[Group]:
             behind |= outputs
             after_effect = after_effect or kept
     return [tuple(region) for region in regions]
+
+
+def _reads(trace: Trace) -> list[set[int]]:
+    """The variables that each equation reads: its operands, and those that bind the unbacked sizes
+    and numbers that it mentions.
+    """
+    found = {symbol: var.index for symbol, var in finders(trace).items()}
+    reads = [{var.index for var in equation.operands} for equation in trace.equations]
+    if found:
+        for equation, operands in zip(trace.equations, reads, strict=True):
+            operands |= {found[symbol] for symbol in symbols_in(equation) if symbol in found}
+            operands -= {var.index for var in equation.outputs}
+    return reads
 
 
 def grouped(trace: Trace, groups: Sequence[Group], name: str) -> tuple[Trace, tuple[int, ...]]:
@@ -101,9 +116,9 @@ def _readers(trace: Trace, group_of: dict[int, Group]) -> dict[int, set[Group]]:
     empty group.
     """
     found: dict[int, set[Group]] = {}
-    for position, equation in enumerate(trace.equations):
-        for var in equation.operands:
-            found.setdefault(var.index, set()).add(group_of.get(position, (position,)))
+    for position, operands in enumerate(_reads(trace)):
+        for index in operands:
+            found.setdefault(index, set()).add(group_of.get(position, (position,)))
     for atom in trace.outputs:
         if isinstance(atom, Var):
             found.setdefault(atom.index, set()).add(())
@@ -140,10 +155,11 @@ def _order(trace: Trace, group_of: dict[int, Group]) -> list[Group]:
         maker.update((var.index, item) for var in equation.outputs)
     before: dict[Group, set[Group]] = {item: set() for item in items}
     last_kept: Group | None = None
+    reads = _reads(trace)
     for item in items:
         for position in item:
             equation = trace.equations[position]
-            before[item] |= {maker[var.index] for var in equation.operands if var.index in maker}
+            before[item] |= {maker[index] for index in reads[position] if index in maker}
             if ops.has_side_effect(equation):
                 before[item] |= {last_kept} if last_kept is not None else set()
                 last_kept = item
