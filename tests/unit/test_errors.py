@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
+import itertools
 import math
 import pickle
 import re
@@ -314,7 +316,11 @@ class Holder:
     def __init__(self, x: Any) -> None:
         self.x = x
 
+    def get(self) -> Any:
+        return self.x
 
+
+OF_CODE = "Return the tensors, and make of them what is called outside of the traced function."
 RESULTS: dict[str, tuple[Any, str]] = {
     "generator": (generator, "generator returned a generator, whose code has not run\nReturn a list."),
     "coroutine": (
@@ -332,6 +338,29 @@ RESULTS: dict[str, tuple[Any, str]] = {
         "<lambda> returned a set that holds traced tensors, but set is not a pytree\n"
         "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
     ),
+    **{
+        name: (f, f"<lambda> returned a {kind} that holds traced tensors\n{OF_CODE}")
+        for name, kind, f in (
+            ("closure", "function", lambda x: lambda y: y * x),
+            ("closure of a closure", "function", lambda x: (lambda f: lambda: f)(lambda y: y * x)),
+            ("default", "function", lambda x: lambda y=x: y),
+            ("keyword's default", "function", lambda x: lambda *, y=x: y),
+            ("partial", "partial", lambda x: functools.partial(torch.add, x)),
+            ("method", "method", lambda x: Holder(x).get),
+            ("method of a tensor", "method", lambda x: x.add),
+        )
+    },
+    **{
+        name: (f, "<lambda> returned an iterator, whose code has not run\nReturn a list.")
+        for name, f in (
+            ("map", lambda x: map(torch.sin, [x])),
+            ("enumerate", lambda x: enumerate([x])),
+            ("iter", lambda x: iter([x])),
+            ("reversed", lambda x: reversed([x])),
+            ("accumulate", lambda x: itertools.accumulate([x, x])),
+            ("iter of numbers", lambda x: (x, iter([1, 2]))),
+        )
+    },
 }
 
 

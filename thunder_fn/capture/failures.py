@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import functools
+import gc
 import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +22,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import KINDS
 from thunder_fn.capture.modules import holds_tracer
+from thunder_fn.capture.outside import frames
 from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.refusals import (
@@ -69,7 +73,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
         "a generator": (inspect.isgenerator, "Return a list."),
         "a coroutine": (inspect.isawaitable, "Trace a function that is not async."),
         "an async generator": (inspect.isasyncgen, "Trace a function that is not async."),
-        "an iterator": (lambda value: isinstance(value, (map, filter, zip)), "Return a list."),
+        "an iterator": (lambda value: isinstance(value, Iterator), "Return a list."),
     }
     for kind, (is_kind, fix) in kinds.items():
         if is_kind(leaf):
@@ -77,17 +81,50 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             raise UnsupportedOutput(
                 f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
-    is_set = isinstance(leaf, (set, frozenset))
-    if holds_tracer(list(leaf) if is_set else getattr(leaf, "__dict__", None)):
-        cls = type(leaf).__name__
-        text = (
-            f"{name} returned {kind_of(leaf)} that holds traced tensors, but {cls} is not a pytree"
+    cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
+    parts = list(leaf) if isinstance(leaf, (set, frozenset)) else getattr(leaf, "__dict__", None)
+    if _reaches_tracer(leaf) if is_code else holds_tracer(parts):
+        text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
+            "" if is_code else f", but {cls} is not a pytree"
         )
         fix = (
-            "Return the tensors, or register the class with"
+            "Return the tensors, and make of them what is called outside of the traced function."
+            if is_code
+            else "Return the tensors, or register the class with"
             " `torch.utils._pytree.register_pytree_node`."
         )
         raise UnsupportedOutput(text, source=source_of(f), fix=fix)
+
+
+_CODE = (
+    *(types.FunctionType, types.MethodType, types.BuiltinMethodType, types.MethodWrapperType),
+    functools.partial,
+)
+_CLOSED = (type, types.ModuleType, Recorder)
+_MOST = 10_000
+
+
+def _reaches_tracer(leaf: Any) -> bool:
+    """Test for a traced tensor behind a function: in its cells and defaults, its object, and in
+    theirs. At most so many objects are looked at, and none from outside: what the function stores
+    in these is stored there in each call.
+    """
+    seen, todo, watch = dict[int, Any](), [leaf], frames.observer()
+    while todo and len(seen) < _MOST:
+        value = todo.pop()
+        if id(value) in seen or issubclass(type(value), _CLOSED):
+            continue
+        is_known = isinstance(value, torch.nn.Module) if watch is None else watch.is_outside(value)
+        if is_known:
+            continue
+        seen[id(value)] = value
+        if internals.is_tracer(value):
+            return True
+        if type(value) is types.FunctionType:
+            todo += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+        elif not issubclass(type(value), torch.Tensor):
+            todo += gc.get_referents(value)
+    return False
 
 
 # ---- memory that is reached twice ----
