@@ -300,6 +300,40 @@ def test_unsupported_arguments() -> None:
     assert cache_info(f).size == 0
 
 
+class Doubling:
+    factor = 2
+
+
+class Tripling(Doubling):
+    factor = 3
+
+
+GIVEN: dict[str, tuple[Any, ...]] = {
+    "classes": (lambda x, c: x * c.factor, Doubling, Tripling),
+    "types": (lambda x, c: x + isinstance(1, c), int, float, bool),
+    "classes of modules": (lambda x, c: c()(x), torch.nn.ReLU, torch.nn.Tanh),
+    "classes of tensors": (lambda x, c: x if isinstance(x, c) else -x, torch.nn.Parameter, torch.Tensor),
+    "methods of a class": (lambda x, f: f(x), torch.Tensor.sin, torch.Tensor.cos, torch.Tensor.__neg__),
+    "methods of numbers": (lambda x, f: x * f(2), (3).__add__, (3).__mul__, (4).__mul__),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_classes_and_methods_are_arguments(name: str) -> None:
+    f, *given = GIVEN[name]
+    jitted, x = jit(f), torch.linspace(-1, 1, 3)
+    for _ in range(2):
+        assert all(torch.equal(jitted(x, one), f(x, one)) for one in given)
+    assert (cache_info(jitted).misses, cache_info(jitted).hits) == (len(given), len(given))
+
+
+def test_an_attribute_of_a_class_that_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted, x = jit(lambda x, c: x * c.factor), torch.ones(2)
+    for factor in (2, 5, 2):
+        monkeypatch.setattr(Doubling, "factor", factor)
+        assert torch.equal(jitted(x, Doubling), x * factor)
+
+
 def test_decorators_and_metadata() -> None:
     @jit
     def f(x):

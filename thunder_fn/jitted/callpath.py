@@ -141,7 +141,7 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
             return f"{same_type} and {target} == {names.bind(value)}"
         case _:
             known = names.bind(value)
-            if is_object(value):
+            if is_object(value) or isinstance(value, type):
                 return f"{target} is {known}"
             return f"({target} is {known} or ({same_type} and {target} == {known}))"
 

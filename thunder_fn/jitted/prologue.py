@@ -124,15 +124,19 @@ for _name, _check in _CHECKS.items():
 
 _STATIC_TYPES = (bool, int, float, complex, str, bytes, range, type(Ellipsis), slice, np.generic)
 _STATIC_TORCH_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.Generator)
-"""Functions and generators are compared by identity, as objects are (`is_object`): another one,
-be it of the same code or state, is another program.
+_FUNCTIONS = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType),
+    *(types.WrapperDescriptorType, types.MethodWrapperType),
+)
+_BY_IDENTITY = (*_FUNCTIONS, type, torch.Generator)
+"""Functions, classes and generators are compared by identity, as objects are (`is_object`): another
+one, be it of the same code or state, is another program.
 """
 
 
 def static_key(leaf: Any) -> Literal | Same:
     """The key of a leaf that is baked in."""
-    return Same(leaf) if is_object(leaf) else Literal(leaf)
+    return Same(leaf) if is_object(leaf) or isinstance(leaf, type) else Literal(leaf)
 
 
 def leaf_key(leaf: Any, position: int, tree: Any) -> Any:
