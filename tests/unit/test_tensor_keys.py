@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn.capture import pytree
+from thunder_fn.errors import UnsupportedCall
 
 SHAPES = {"of many elements": ((2, 3), (2,)), "of one": ((1, 1), (1,)), "scalars": ((), ())}
 KINDS: dict[str, Callable[[Any], dict[Any, Any]]] = {
@@ -169,3 +171,77 @@ def test_the_state_of_an_optimizer_that_the_function_does_not_step(change: str) 
         return found
 
     assert sums(tfn.jit) == pytest.approx(sums(lambda f: f), rel=1e-12)
+
+
+# ---- a traced tensor is looked for by its identity ----
+
+FIRST, SECOND = torch.ones(3), torch.full((3,), 2.0)
+FACTORS = {FIRST: 2.0, SECOND: 3.0}
+
+
+class Momentum:
+    """An optimizer of one's own, whose state has the parameters for keys."""
+
+    def __init__(self) -> None:
+        self.state: Held = {}
+        self.sums: Held = collections.defaultdict(lambda: torch.zeros(3))
+
+    def step(self, param: torch.Tensor) -> torch.Tensor:
+        if param not in self.state:
+            self.state[param] = torch.zeros_like(param)
+        self.state[param] = self.state[param] * 0.9 + 1
+        return param - self.state[param]
+
+    def default(self, param: torch.Tensor) -> torch.Tensor:
+        self.state.setdefault(param, []).append(1)
+        return param * len(self.state[param])
+
+    def summed(self, param: torch.Tensor) -> torch.Tensor:
+        self.sums[param] = self.sums[param] + param
+        return self.sums[param] * 2
+
+
+SEARCHES: dict[str, Callable[[Momentum, torch.Tensor], Any]] = {
+    "item": lambda _, x: x * FACTORS[x],
+    "get": lambda _, x: x * FACTORS.get(x, 0.0),
+    "in": lambda _, x: x + 1 if x in FACTORS else x - 1,
+    "in a set": lambda _, x: x + 1 if x in frozenset(FACTORS) else x - 1,
+    "new state": Momentum.step,
+    "default state": Momentum.default,
+    "default dict": Momentum.summed,
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_an_argument_is_no_key_of_a_dict_from_outside(name: str) -> None:
+    """A program would serve other tensors of this type, too: each call is eager's, or it is refused."""
+    search, held = SEARCHES[name], Momentum()
+    jitted = tfn.jit(lambda x: search(held, x))
+    for x in (FIRST, FIRST, SECOND, torch.ones(3)):
+        with pytest.raises(UnsupportedCall, match=r"a tensor argument among|under a traced tensor"):
+            jitted(x)
+        assert not held.state and not held.sums
+
+
+@pytest.mark.parametrize("name", ("get", "new state"))
+def test_compile_looks_for_an_argument_as_eager_does(name: str) -> None:
+    search, known, held = SEARCHES[name], Momentum(), Momentum()
+    compiled = tfn.compile(lambda x: search(held, x), executors="torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            assert torch.equal(compiled(FIRST), search(known, FIRST))
+
+
+def test_an_argument_is_a_key_of_a_dict_of_the_function() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        held = {x: 2, y: 3}
+        return x * held[x] + y * held.get(y, 0) + (x in held)
+
+    assert torch.equal(tfn.jit(f)(FIRST, SECOND), f(FIRST, SECOND))
+
+
+def test_an_argument_is_looked_for_among_its_own_keys() -> None:
+    """The keys of an argument are tensors from outside, and the other argument is a traced one."""
+    with pytest.raises(UnsupportedCall, match="the keys of d, but its trace serves other arguments"):
+        tfn.jit(lambda d, x: d[x] + 3)({FIRST: SECOND}, FIRST)

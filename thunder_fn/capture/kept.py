@@ -329,6 +329,7 @@ class Kept:
             raise MustFeed(self.wanted | frozenset(moving))
         found += [*self.moved_tensors(), *self._renumbered()]
         self.plain = list(self.stored_plainly())
+        _check_keys([*found, *self.plain])
         whole = {id(one.holder) for one in (*found, *self.plain) if one.key is None}
         updates = [pair for pair in self.updated() if id(pair[0].holder) not in whole]
         self.updates = [(one, old) for one, old in updates if not self._holds_given(one.value)]
@@ -813,6 +814,17 @@ def _check_slots(
             source=None,
             fix="Return it, and store it outside of the jitted function.",
         )
+
+
+def _check_keys(changes: Sequence[Change]) -> None:
+    """Refuse an entry under a tensor of the trace, which is another tensor in each call."""
+    for one in changes:
+        if internals.is_tracer(one.key):
+            raise UnsupportedCall(
+                "the function stores a value in a dict from outside under a traced tensor",
+                source=None,
+                fix="Use a name or an index as the key, or store it outside of the function.",
+            )
 
 
 def _check_item(one: Change) -> None:

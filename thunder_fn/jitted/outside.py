@@ -58,7 +58,14 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.places import Entry
-from thunder_fn.errors import OutsideWarning, UnsupportedCall, callable_name, kind_of, located
+from thunder_fn.errors import (
+    OutsideWarning,
+    TracedFunctionError,
+    UnsupportedCall,
+    callable_name,
+    kind_of,
+    located,
+)
 from thunder_fn.ir.memos import forgetting
 from thunder_fn.ir.text import escaped, is_usable
 from thunder_fn.ir.trace import Literal
@@ -413,8 +420,12 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
     for value in given:
         watch.reach(value, type(value).__name__)
     before, put_back = internals.flags(), internals.flags_kept()
-    with observing(watch) as attributes:
-        yield watched
+    try:
+        with observing(watch) as attributes:
+            yield watched
+    except TracedFunctionError:
+        _refuse_search(f, watch)
+        raise
     watch.finish()
     _refuse_state(f, before, put_back)
     _refuse(f, watch)
@@ -506,6 +517,17 @@ def _refuse_state(
     )
 
 
+def _refuse_search(f: Callable[..., Any], watch: Watch) -> None:
+    """Refuse a search for an argument by its identity, which says nothing about a tracer's."""
+    for path in watch.searched:
+        raise UnsupportedCall(
+            f"{callable_name(f)} looks for a tensor argument among the tensors that are the keys of"
+            f" {path}, but its trace serves other arguments, too",
+            source=source_of(f),
+            fix="Use names or indices as keys, or pass what the tensor leads to as an argument.",
+        )
+
+
 def _refuse(f: Callable[..., Any], watch: Watch) -> None:
     for value, path, progress in watch.drawn.values():
         if progress is None or progress_of(value) != progress:
@@ -521,6 +543,7 @@ def _refuse(f: Callable[..., Any], watch: Watch) -> None:
         raise state_error(
             f"{callable_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
         )
+    _refuse_search(f, watch)
     for value, path in watch.arrays.values():
         raise UnsupportedCall(
             f"{callable_name(f)} reads {path}, an array of {nbytes_of(value)} bytes from"

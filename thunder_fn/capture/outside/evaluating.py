@@ -108,6 +108,8 @@ class Evaluator(Attributes):
 
     def __init__(self, own: frozenset[int]) -> None:
         super().__init__(own)
+        self.searched: list[str] = []
+        """Dicts and sets with tensors for keys that were searched for an argument, as written."""
         self.done: dict[Any, Done] = {}
         """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
@@ -546,6 +548,8 @@ class Evaluator(Attributes):
         """
         _, of, key = source
         path, is_sure = self.path(value, text(of)), source in frame.reading.sure
+        if is_a(value, _BY_HASH) and _is_argument(key, frame) and _has_given_keys(value):
+            self.searched.append(path)
         keys = None if source in frame.reading.vague else keys
         if has_not_run(key, frame.unbound):
             is_open = not frame.has_ended and is_a(value, CONTAINERS) and self.is_outside(value)
@@ -952,6 +956,22 @@ class Evaluator(Attributes):
         else:
             found = self.value(source, frame, memo)
         return list(filter(_is_key, found)) or None
+
+
+_BY_HASH = (dict, set, frozenset)
+
+
+def _is_argument(key: Source, frame: Frame) -> bool:
+    """Test for a local that is a tensor argument of the traced function."""
+    if (recorder := current()) is None or key is None or key[0] != "local":
+        return False
+    values = [given.get(key[1]) for given in frame.locals]
+    variables = [recorder.var_of(one) for one in values if internals.is_tracer(one)]
+    return any(variable in recorder.inputs for variable in variables if variable is not None)
+
+
+def _has_given_keys(value: Any) -> bool:
+    return any(is_a(key, torch.Tensor) and not internals.is_tracer(key) for key in value)
 
 
 def _is_key(value: Any) -> bool:
