@@ -293,6 +293,15 @@ def test_wrappers_around_forward(frontend: Any) -> None:
     assert same(jitted(x), known)
 
 
+@pytest.mark.parametrize("make", (jit, tfn.compile))
+def test_a_module_without_a_class_of_its_own(make: Any) -> None:
+    module, x = nn.Module(), torch.randn(2, 3)
+    module.linear = nn.Linear(3, 3)
+    module.forward = lambda x: module.linear(x).sin()
+    jitted = make(module)
+    assert same(jitted(x), module(x)) and type(jitted).__name__ == "Module" and jitted.linear is module.linear
+
+
 def test_lazy_modules_run_as_they_are_once() -> None:
     jitted, x = jit(nn.Sequential(nn.LazyLinear(4), nn.ReLU())), torch.randn(2, 3)
     assert jitted(x).shape == (2, 4) and jitted[0].weight.shape == (4, 3)

@@ -87,6 +87,64 @@ def test_containers_hold_what_they_hold_in_eager(name: str, make: Callable[..., 
         assert torch.equal(module.linear.weight.grad, jitted.linear.weight.grad)
 
 
+RETURNS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "the list": (lambda x, given: given, lambda: ([X],)),
+    "filled": (lambda x, given: (given.append(x.sin()), given)[1], lambda: ([X],)),
+    "in a tuple": (lambda x, given: (x.sin(), given), lambda: ({"a": X},)),
+    "twice": (lambda x, given: {"y": given, "z": [given, x.sin()]}, lambda: ({"a": X},)),
+    "without tensors": (lambda x, given: (x.sin(), given), lambda: ({},)),
+    "a part": (lambda x, given: given["rows"][0], lambda: ({"rows": [[X], [X]]},)),
+    "moved": (lambda x, given: given.pop("rows"), lambda: ({"rows": [[X], [X]]},)),
+    "two": (lambda x, one, two: (two, one, x), lambda: ([], deque([X]))),
+    "in itself new": (lambda x, given: given.update(new=[given["a"], x]), lambda: ({"a": [X]},)),
+    "a copy": (lambda x, given: list(given), lambda: ([X],)),
+    "keys that are tensors": (lambda x, given: (x.sin(), given), lambda: ({X: 1},)),
+}
+
+
+class Returning(torch.nn.Module):
+    """Returns its arguments as it is told."""
+
+    def __init__(self, change: Callable[..., Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: torch.Tensor, *args: Any) -> Any:
+        return self.change(x, *args)
+
+
+RUNS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "jit": tfn.jit,
+    "jit of a module": lambda f: tfn.jit(Returning(f)),
+    "jit inside": lambda f: tfn.jit(lambda *args: tfn.jit(f)(*args)),
+    "compile": lambda f: tfn.compile(f, executors="torch"),
+}
+
+
+def containers_in(tree: Any) -> list[Any]:
+    return [node for node in pytree.nodes_in(tree) if isinstance(node, (list, dict, deque))]
+
+
+def places(known: list[Any], tree: Any) -> list[int]:
+    """The containers of a tree by the place among known ones, -1 for others."""
+    numbers = {id(node): place for place, node in enumerate(known)}
+    return [numbers.get(id(node), -1) for node in containers_in(tree)]
+
+
+@pytest.mark.parametrize("make", RUNS)
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_container_that_is_returned_is_the_callers(name: str, make: str) -> None:
+    f, arguments = RETURNS[name]
+    made = RUNS[make](f)
+    for _ in range(2):
+        ends = list[Any]()
+        for run in (f, made):
+            given = arguments()
+            known = containers_in(given)
+            ends.append((places(known, (result := run(X, *given), given)), repr((result, given))))
+        assert ends[0] == ends[1]
+
+
 def test_of_a_jitted_module_inside() -> None:
     inner = tfn.jit(Module(lambda y, given: given.update(y=y)))
 

@@ -8,7 +8,7 @@ one is an error; objects known to `register_object` are.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +31,32 @@ class Argument:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a container. `keys` is None for one without."""
+    """The content of a container. `keys` is None for one without. `gives`: it has marks."""
 
     keys: tuple[Any, ...] | None
     values: tuple[Any, ...]
+    gives: bool = False
 
 
 Filled = tuple[tuple[int, Content], ...]
 
 
 @dataclass(frozen=True)
-class Filling:
-    """The result of a function that fills its arguments: `states` is the content of registered
-    objects after it, `filled` that of lists and dicts.
+class Made:
+    """The result of a function that fills or returns its arguments: `filled` is the content of
+    lists and dicts after it. `gives`: the result has marks for some of these.
     """
 
     result: Any
-    states: tuple[Any, ...]
     filled: Filled
+    gives: bool
+
+
+@dataclass(frozen=True)
+class Filling(Made):
+    """A jitted function's result. `states` is the content of registered objects after it."""
+
+    states: tuple[Any, ...]
 
 
 def filling(arguments: Any) -> Callable[[Any], Any]:
@@ -63,10 +71,10 @@ def filling(arguments: Any) -> Callable[[Any], Any]:
     def made_of(result: Any) -> Any:
         fix = "Return what is new, or pass a list or a dict."
         check_unchanged(others, "jit: the function", fix)
-        changed = filled(containers)
+        changed, (result, gives) = filled(containers), with_marks(result, containers)
         return (
-            Filling(result, tuple(map(pytree.attributes_of, objects)), changed)
-            if changed or objects
+            Filling(result, changed, gives, tuple(map(pytree.attributes_of, objects)))
+            if changed or objects or gives
             else result
         )
 
@@ -82,8 +90,7 @@ def finish(result: Filling, args: Any, kwargs: Any) -> Any:
     """The function's result, once the caller's containers have the content of the traced ones."""
     for value, state in zip(pytree.objects_in((args, kwargs)), result.states, strict=True):
         pytree.assign(value, state)
-    fill((args, kwargs), result.filled)
-    return result.result
+    return fill((args, kwargs), result)
 
 
 def containers_in(arguments: Any) -> tuple[Any, ...]:
@@ -105,30 +112,56 @@ def _content(container: Any) -> Content:
     return Content(keys, tuple(container if keys is None else container.values()))
 
 
+def with_marks(result: Any, held: Held) -> tuple[Any, bool]:
+    """Put marks for the containers that are part of a result, and say whether there are any."""
+    numbers = _numbers(held)
+    pytree.flatten(result)  # refuses one that holds itself
+    if not any(id(node) in numbers for node in pytree.nodes_in(result)):
+        return result, False
+    leaves, spec = pytree.flatten_but(result, lambda value: id(value) in numbers)
+    return pytree.unflatten(spec, _marked(leaves, numbers)), True
+
+
+def _numbers(held: Held) -> dict[int, int]:
+    return {id(container): number for number, (container, _) in enumerate(held)}
+
+
+def _marked(values: Iterable[Any], numbers: dict[int, int]) -> tuple[Any, ...]:
+    return tuple(Argument(numbers[id(one)]) if id(one) in numbers else one for one in values)
+
+
+def _without_marks(result: Any, containers: Sequence[Any]) -> Any:
+    """Put containers in the place of their marks in a result."""
+    leaves, spec = pytree.flatten_but(result, lambda value: type(value) is Argument)
+    return pytree.unflatten(
+        spec, [containers[leaf.number] if type(leaf) is Argument else leaf for leaf in leaves]
+    )
+
+
 def filled(before: Held) -> Filled:
     """The new content, by number, of those containers that hold something else than before."""
-    numbers = {id(container): number for number, (container, _) in enumerate(before)}
-    changed = list[tuple[int, Content]]()
+    changed, numbers = list[tuple[int, Content]](), _numbers(before)
     for number, (container, then) in enumerate(before):
         now = _content(container)
         if now.keys != then.keys or [*map(id, now.values)] != [*map(id, then.values)]:
-            values = (
-                Argument(numbers[id(one)]) if id(one) in numbers else one for one in now.values
-            )
-            changed.append((number, Content(now.keys, tuple(values))))
+            values, gives = with_marks(_marked(now.values, numbers), before)
+            gives = gives or any(type(value) is Argument for value in values)
+            changed.append((number, Content(now.keys, values, gives)))
     return tuple(changed)
 
 
-def fill(arguments: Any, changed: Filled) -> None:
-    """Give the containers among the caller's arguments the content of those that were traced."""
-    containers = containers_in(arguments) if changed else ()
-    for number, content in changed:
-        values = [
-            containers[one.number] if isinstance(one, Argument) else one for one in content.values
-        ]
+def fill(arguments: Any, made: Made) -> Any:
+    """Give the containers among the caller's arguments the content of those that were traced.
+    Return the result, with the caller's containers as its parts.
+    """
+    containers = containers_in(arguments) if made.filled or made.gives else ()
+    for number, content in made.filled:
+        values = content.values
+        values = _without_marks(values, containers) if content.gives else values
         container = containers[number]
         container.clear()
         if content.keys is None:
             container.extend(values)
         else:
             container.update(zip(content.keys, values, strict=True))
+    return _without_marks(made.result, containers) if made.gives else made.result

@@ -33,7 +33,7 @@ from thunder_fn.errors import ThunderError, located
 from thunder_fn.jitted import Jitted
 from thunder_fn.jitted.cache import MAXSIZE, CacheInfo
 from thunder_fn.jitted.dynamic import Miss, RetraceWarning
-from thunder_fn.jitted.modules.containers import Filled, fill, filled, held_in
+from thunder_fn.jitted.modules.containers import Made, fill, filled, held_in, with_marks
 from thunder_fn.jitted.modules.forward import SLOT, Forward
 from thunder_fn.jitted.modules.hooks import HookEffect, HooksOutside, check_unchanged, held_by_hooks
 from thunder_fn.jitted.modules.state import (
@@ -115,13 +115,13 @@ class TracedForward:
             *(one.name for one in reads.values() if isinstance(one, Changed)),
         )
         self.on_reads(reads, next(iter(changed), None))
-        objects, changes = pytree.objects_in((args, kwargs)), filled(containers)
-        if not objects and not assigned and not changes:
-            return result
         attributes = tuple(
             (places[id(one.module)], one.section, one.name, one.value) for one in assigned
         )
-        return Assigning(result, tuple(map(pytree.attributes_of, objects)), attributes, changes)
+        states = tuple(map(pytree.attributes_of, pytree.objects_in((args, kwargs))))
+        changes, (result, gives) = filled(containers), with_marks(result, containers)
+        is_all = not states and not attributes and not changes and not gives
+        return result if is_all else Assigning(result, changes, gives, states, attributes)
 
 
 def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
@@ -133,19 +133,16 @@ def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
 
 
 @dataclass(frozen=True)
-class Assigning:
+class Assigning(Made):
     """The result of a call that leaves something elsewhere too.
 
     `states` are the contents of objects among its arguments after it. `attributes` are the new
     values of attributes of the module and its submodules, plain ones too. Each comes with the
-    submodule's number, the section of its `__dict__` and the name. `filled` are the contents of
-    lists and dicts that it filled.
+    submodule's number, the section of its `__dict__` and the name.
     """
 
-    result: Any
     states: tuple[Any, ...]
     attributes: tuple[tuple[int, str, str, Any], ...]
-    filled: Filled
 
 
 @dataclass(slots=True, eq=False)
@@ -200,8 +197,7 @@ class ModuleJit:
         if result.attributes:
             with TRACING:
                 self._assign(result.attributes)
-        fill((args, kwargs), result.filled)
-        return result.result
+        return fill((args, kwargs), result)
 
     def _assign(self, attributes: tuple[tuple[int, str, str, Any], ...]) -> None:
         """Bind attributes as the traced code did."""
@@ -411,9 +407,8 @@ def _class_of(cls: type[torch.nn.Module], methods: Methods = ()) -> type[torch.n
         **({} if hasattr(cls, "lower") else {"lower": _lower}),
         **dict(methods),
     }
-    return types.new_class(
-        cls.__name__, (cls, _Slotted), exec_body=lambda body: body.update(namespace)
-    )
+    bases = (_Slotted,) if cls is torch.nn.Module else (cls, _Slotted)
+    return types.new_class(cls.__name__, bases, exec_body=lambda body: body.update(namespace))
 
 
 def jit_of(module: torch.nn.Module) -> ModuleJit:
