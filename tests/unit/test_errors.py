@@ -320,6 +320,10 @@ class Holder:
         return self.x
 
 
+class Row(list[Any]):
+    """Not a pytree."""
+
+
 OF_CODE = "Return the tensors, and make of them what is called outside of the traced function."
 RESULTS: dict[str, tuple[Any, str]] = {
     "generator": (generator, "generator returned a generator, whose code has not run\nReturn a list."),
@@ -336,6 +340,11 @@ RESULTS: dict[str, tuple[Any, str]] = {
     "set": (
         lambda x: {x * 2},
         "<lambda> returned a set that holds traced tensors, but set is not a pytree\n"
+        "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
+    ),
+    "list of a class": (
+        lambda x: Row([x * 2]),
+        "<lambda> returned a Row that holds traced tensors, but Row is not a pytree\n"
         "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
     ),
     **{

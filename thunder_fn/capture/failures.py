@@ -32,6 +32,7 @@ from thunder_fn.capture.replaced.refusals import (
     script_error,
 )
 from thunder_fn.capture.scopes import ScopeMode, user_source
+from thunder_fn.capture.stored import has_tracers
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -82,8 +83,8 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
                 f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
-    parts = list(leaf) if isinstance(leaf, (set, frozenset)) else getattr(leaf, "__dict__", None)
-    if _reaches_tracer(leaf) if is_code else holds_tracer(parts):
+    holds = has_tracers(leaf) or holds_tracer(getattr(leaf, "__dict__", None))
+    if _reaches_tracer(leaf) if is_code else holds:
         text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
             "" if is_code else f", but {cls} is not a pytree"
         )

@@ -966,7 +966,7 @@ def _is_argument(key: Source, frame: Frame) -> bool:
     if (recorder := current()) is None or key is None or key[0] != "local":
         return False
     values = [given.get(key[1]) for given in frame.locals]
-    variables = [recorder.var_of(one) for one in values if internals.is_tracer(one)]
+    variables = [recorder.var_of(one) for one in values if is_a(one, internals.Tracer)]
     return any(variable in recorder.inputs for variable in variables if variable is not None)
 
 
