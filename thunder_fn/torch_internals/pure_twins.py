@@ -24,8 +24,14 @@ from thunder_fn.errors import MissingRule
 from thunder_fn.torch_internals import OpOverload, has_own_functionalization, schema_of
 
 PREFIX = "thunder_fn_pure_"
-_libraries: list[torch.library.Library] = []
-"""They are kept: the definitions of a library go with it."""
+_schemas: dict[str, torch.library.Library] = {}
+"""The definition of each twin."""
+_kernels: dict[str, torch.library.Library] = {}
+"""The kernels of each twin. They outlive a definition: PyTorch frees an op that has neither, and
+programs may still hold it.
+"""
+_meant: dict[str, OpOverload] = {}
+"""The op that each twin calls: the latest of the name, as a notebook's cell may define it anew."""
 
 
 @cache
@@ -66,15 +72,28 @@ def twin_of(overload: OpOverload) -> OpOverload:
     schema = schema_of(overload)
     namespace, name, variant = str(overload).split(".")
     full = name if variant == "default" else f"{name}.{variant}"
-    arguments = re.sub(r"\(\w+!?\)|\*, ", "", str(schema).split("(", 1)[1].rsplit(") -> ", 1)[0])
-    library = torch.library.Library(PREFIX + namespace, "FRAGMENT")
-    _libraries.append(library)
-    library.define(
-        f"{full}({arguments}) -> ({', '.join(map(_type_text, _results(schema)))})",
-        tags=overload.tags,
-    )
+    qualified = f"{PREFIX}{namespace}::{full}"
+    before, _meant[qualified] = _meant.get(qualified), overload
+    if before is None or str(schema_of(before)) != str(schema) or before.tags != overload.tags:
+        if before is not None:
+            _schemas[qualified]._destroy()
+        arguments = re.sub(
+            r"\(\w+!?\)|\*, ", "", str(schema).split("(", 1)[1].rsplit(") -> ", 1)[0]
+        )
+        library = _schemas[qualified] = torch.library.Library(PREFIX + namespace, "FRAGMENT")
+        library.define(
+            f"{full}({arguments}) -> ({', '.join(map(_type_text, _results(schema)))})",
+            tags=overload.tags,
+        )
+        if before is None:
+            _define_kernels(PREFIX + namespace, qualified)
+    return getattr(getattr(getattr(torch.ops, PREFIX + namespace), name), variant)
 
+
+def _define_kernels(namespace: str, qualified: str) -> None:
     def run(*args: Any) -> Any:
+        overload = _meant[qualified]
+        schema = schema_of(overload)
         given = _complete(schema, args, {})
         for position in _written(schema):
             given[position] = _copied(given[position])
@@ -93,14 +112,14 @@ def twin_of(overload: OpOverload) -> OpOverload:
 
     def refuse(*args: Any) -> Any:
         raise MissingRule(
-            f"{overload} writes to its arguments, and PyTorch has no derivative for such custom ops"
+            f"{_meant[qualified]} writes to its arguments, and PyTorch has no derivative for such"
+            " custom ops"
         )
 
-    qualified = f"{PREFIX}{namespace}::{full}"
-    library.impl(full, run, "CompositeExplicitAutograd")
+    library = _kernels[qualified] = torch.library.Library(namespace, "FRAGMENT")
+    library.impl(qualified.split("::")[1], run, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, run, lib=library)
     torch.library.register_autograd(qualified, refuse, lib=library)
-    return getattr(getattr(getattr(torch.ops, PREFIX + namespace), name), variant)
 
 
 def _complete(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
