@@ -50,6 +50,13 @@ def in_steps(x: Any) -> Any:
     return x * (2.0 if kind_of(x) is Tensor else 5.0)
 
 
+def is_class_or_same(x: Any, other: Any = len) -> Any:
+    """Ask whether something is a class, and compare it with another thing by `is`."""
+    if isinstance(other, type) or other is not len:
+        return x
+    return x * 2
+
+
 def of_match(x: Any) -> Any:
     """Ask by a pattern."""
     match type(x):
@@ -94,6 +101,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "of two": lambda x: x * (2.0 if type(x) is type(TWIN) else 5.0),
     "in a helper": lambda x: checked(x) * 2,
     "in an inner function": lambda x: (lambda y: y * (2.0 if type(y) is Tensor else 5.0))(x + 1),
+    "of a class": is_class_or_same,
     "by a pattern": of_match,
     "rebound": rebound,
     "dispatched": dispatched,

@@ -47,9 +47,11 @@ def types_asked(
     names, others = set[str](), False
     stores = [step.argval for step in steps if step.opname.startswith("STORE")]
     bound = {name for one in stores for name in pytree.as_tuple(one)}
-    for step, value, call in zip(steps, steps[1:], steps[2:], strict=False):
+    for place, (step, value, call) in enumerate(zip(steps, steps[1:], steps[2:], strict=False)):
         if step.argval not in aliases or not step.opname.startswith("LOAD"):
             continue
+        if place > 1 and (steps[place - 2].argval, value.arg) == ("isinstance", 2):
+            continue  # isinstance(x, type): is x a class?
         if value.opname.startswith(_LOCALS) and (call.opname, call.arg) == ("CALL", 1):
             names.add(value.argval)
             others = others or value.argval in bound  # it may hold another value at the end
