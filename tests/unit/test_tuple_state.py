@@ -74,6 +74,18 @@ def logged(s: Any, x: Tensor) -> Any:
     return s.t[1] * 1
 
 
+def logged_whole(s: Any, x: Tensor) -> Any:
+    s.log.append(s.t)
+    s.t = (s.t[0] + x, s.t[1])
+    return s.log[-1][0] * 1
+
+
+def kept_in_another(s: Any, x: Tensor) -> Any:
+    s.d["t"], s.other = s.t, [x * 2, (s.t, s.u)]
+    s.t = (s.t[0] + x, s.t[1] * 2)
+    return s.d["t"][1] + s.other[1][0][0]
+
+
 def given_back(s: Any, x: Tensor) -> Any:
     old = s.t
     s.t = (old[0] + x, old[1])
@@ -98,16 +110,29 @@ def both(s: Any, x: Tensor) -> Any:
 
 
 STEPS = [
-    summed, unpacked, mapped, exchanged, by_key, cell, written, in_turns, kept_aside, logged, given_back, not_always,
-    beside_another, both,
+    summed, unpacked, mapped, exchanged, by_key, cell, written, in_turns, kept_aside, logged, logged_whole, kept_in_another,
+    given_back, not_always, beside_another, both,
 ]  # fmt: skip
 
 
-def fresh() -> Any:
+class Holder(torch.nn.Module):
+    """A module that keeps the state itself."""
+
+    def __init__(self, step: Step, held: dict[str, Any]) -> None:
+        super().__init__()
+        self.step = step
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.step(self, x)
+
+
+def fresh(step: Step | None = None) -> Any:
     tensors = [torch.arange(2.0) + n for n in range(5)]
-    return SimpleNamespace(
-        t=tuple(tensors[:2]), u=tuple(tensors[2:4]), d={"t": (tensors[4],)}, old=None, log=[], n=0, other=None
-    )
+    held: dict[str, Any] = {"t": tuple(tensors[:2]), "u": tuple(tensors[2:4]), "d": {"t": (tensors[4],)}}
+    held |= {"old": None, "log": [], "n": 0, "other": None}
+    return SimpleNamespace(**held) if step is None else Holder(step, held)
 
 
 def new_tensors(s: Any) -> None:
@@ -183,13 +208,13 @@ def picture(s: Any, result: Any) -> Any:
             return {key: look(item) for key, item in value.items()}
         return value
 
-    return look(result), look(vars(s))
+    return look(result), look({name: getattr(s, name) for name in vars(fresh())})
 
 
-@pytest.mark.parametrize("how", ["closed", "argument"])
+@pytest.mark.parametrize("how", ["closed", "argument", "module outside"])
 @pytest.mark.parametrize(("step", "change"), [*itertools.product(STEPS, CHANGES)])
 def test_a_tuple_of_tensors_is_state(step: Step, change: Callable[[Any], None], how: str) -> None:
-    ours, theirs = fresh(), fresh()
+    ours, theirs = (fresh(step if "module" in how else None) for _ in range(2))
     jitted: Any = tfn.jit(step) if how == "argument" else tfn.jit(lambda x: step(ours, x))
     for call in range(6):
         if call == 3:
@@ -207,9 +232,10 @@ def test_a_tuple_of_tensors_is_state(step: Step, change: Callable[[Any], None], 
         assert picture(ours, found) == picture(theirs, want), call
 
 
+@pytest.mark.parametrize("how", ["closed", "module outside"])
 @pytest.mark.parametrize("step", [summed, unpacked, mapped, exchanged, by_key, cell, in_turns])
-def test_the_function_is_traced_once(step: Step) -> None:
-    s = fresh()
+def test_the_function_is_traced_once(step: Step, how: str) -> None:
+    s = fresh(step if "module" in how else None)
     jitted = tfn.jit(lambda x: step(s, x))
     for call in range(5):
         jitted(torch.full((2,), call + 1.0))

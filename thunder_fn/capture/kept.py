@@ -633,11 +633,17 @@ class Kept:
         """Test for an object or tensor from outside, without anything of the trace in it."""
         if is_a(value, torch.Tensor):
             return not is_a(value, internals.Tracer) and self.recorder.is_from_outside(value)
-        if has_tracers(value) or holds_numbers(value):
+        if has_tracers(value) or holds_numbers(value) or self._is_given(value):
             return False
         watch = frames.observer()
         is_there = watch is not None and watch.is_outside(value)
         return is_there or is_lasting(value) or is_a(value, types.BuiltinFunctionType)
+
+    def _is_given(self, value: Any) -> bool:
+        """Test for a tuple of tensors that is another one in the next call: it was read from a
+        place that is fed.
+        """
+        return type(value) is tuple and any(value is one for one in self.given.values())
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor from outside that is the same in each call of the program."""

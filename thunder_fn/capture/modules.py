@@ -20,7 +20,13 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.outside.reads import ABSENT, OF_BUFFERS, Attribute, is_counter, value_read
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    OF_BUFFERS,
+    Attribute,
+    is_counter,
+    value_read,
+)
 from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
@@ -216,13 +222,19 @@ def _state(module: torch.nn.Module, path: str) -> _State:
 
 def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
     """Find what the function gave a tensor, as (section, name, value, value before): a tracer, or
-    as a plain attribute any tensor.
+    as a plain attribute any tensor or tuple of tensors.
     """
     for section, name, value in _current(state.module):
         before = state.entries.get((section, name), ABSENT)
-        is_other = section == "" and isinstance(value, torch.Tensor)
+        is_other = section == "" and (isinstance(value, torch.Tensor) or is_tensors(value))
         if value is not before and not holds_tracer(before) and (is_other or holds_tracer(value)):
             yield section, name, value, before
+
+
+def is_tensors(value: Any) -> bool:
+    """Test for a tuple of tensors."""
+    is_tuple = type(value) is tuple and len(value) > 0
+    return is_tuple and all(isinstance(one, torch.Tensor) for one in value)
 
 
 def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> bool | None:
