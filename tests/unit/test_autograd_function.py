@@ -1084,3 +1084,75 @@ def test_a_forward_that_runs_again_gets_its_arguments_as_they_were(options: Any)
         tfn.jit(f)(x)
     with pytest.warns(GraphBreakWarning):
         torch.testing.assert_close(tfn.compile(f)(x), f(x))
+
+
+class Forward(Function):
+    """A forward that sees that gradients are off, as autograd runs it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        torch.exp(x, out=out)  # refused where gradients are on
+        assert not (out * x).requires_grad
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (ctx.slope,) = torch.autograd.grad(y.exp().sum(), y)
+        return out * (2.0 if torch.is_grad_enabled() else 3.0)
+
+    @staticmethod
+    def backward(ctx: Any, ct: Tensor) -> Tensor:
+        return ct * ctx.slope * 5
+
+
+class ForwardWithSetup(Forward):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.exp(x, out=torch.empty_like(x)) * (2.0 if torch.is_grad_enabled() else 3.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.slope = inputs[0].exp()
+
+
+@pytest.mark.parametrize("function", [Forward, ForwardWithSetup])
+def test_forward_runs_where_gradients_are_off(function: Any) -> None:
+    def run(f: Any) -> Any:
+        x = torch.tensor([0.5, 1.0], requires_grad=True)
+        y = f(x * 2)
+        y.sin().sum().backward()
+        return y, x.grad
+
+    f = lambda x: function.apply(x)
+    torch.testing.assert_close(run(tfn.jit(f)), run(f))
+    with torch.no_grad():
+        torch.testing.assert_close(tfn.jit(f)(torch.ones(2)), f(torch.ones(2)))
+
+
+@pytest.mark.parametrize("wrap", [tfn.jit, tfn.compile])
+def test_jitted_backward_reads_what_forward_saved(wrap: Any) -> None:
+    """A result of forward that is saved is unpacked as another tensor, of autograd's own."""
+
+    def made(wrap: Any) -> Any:
+        class Doubled(Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, k: float) -> Tensor:
+                y = x + x
+                ctx.save_for_backward(y, x)
+                ctx.k = k
+                return y
+
+            @staticmethod
+            @wrap
+            def backward(ctx: Any, ct: Tensor) -> Any:
+                y, x = ctx.saved_tensors
+                return (ct * y.sin() * ctx.k + x if ctx.needs_input_grad[0] else None), None
+
+        def run(k: float) -> Tensor:
+            x = torch.full((2,), k, requires_grad=True)
+            Doubled.apply(x, k).sum().backward()
+            assert x.grad is not None
+            return x.grad
+
+        return [run(k) for k in (1.0, 2.0, 3.0)]
+
+    torch.testing.assert_close(made(wrap), made(lambda f: f))

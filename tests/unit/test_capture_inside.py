@@ -19,7 +19,7 @@ import thunder_fn as tfn
 from tests.messages import message_of
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import MissingRule, UnsupportedCall
+from thunder_fn.errors import GraphBreakWarning, MissingRule, UnsupportedCall
 from thunder_fn.ir.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -364,6 +364,55 @@ def shift(x: torch.Tensor, amount: float) -> None:
     x.add_(amount)
 
 
+def to_an_argument(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    ctx.x.detach().zero_()
+    return gradient * 2
+
+
+def to_a_result(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    ctx.y.data.add_(gradient)
+    return gradient * 2
+
+
+def to_its_own(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return ctx.x.clone().mul_(2).mul_(gradient)
+
+
+def keep_all(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.x, ctx.y = *inputs, output
+
+
+WRITING: dict[Any, Any] = {}
+for _f in (to_an_argument, to_a_result, to_its_own):
+    _op = torch.library.custom_op(
+        f"capture_test::{_f.__name__}", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    _op.register_fake(torch.empty_like)
+    _op.register_autograd(_f, setup_context=keep_all)
+    WRITING[_f] = _op
+
+
+@pytest.mark.parametrize("backward", WRITING, ids=lambda f: f.__name__)
+def test_backward_of_a_custom_op_that_writes(backward: Any) -> None:
+    """A write to a tensor that the backward did not make was lost."""
+
+    def run(f: Any) -> Any:
+        x = X.clone().requires_grad_()
+        y = x * 1
+        z = f(y)
+        z.sin().sum().backward()
+        return x.grad, y, z
+
+    f = lambda y: WRITING[backward](y).view_as(y)
+    if backward is to_its_own:
+        torch.testing.assert_close(run(tfn.jit(f)), run(f))
+        return
+    with pytest.raises(MissingRule, match="writes in place to a tensor that it did not make"):
+        run(tfn.jit(f))
+    with pytest.warns(GraphBreakWarning):
+        torch.testing.assert_close(run(tfn.compile(f)), run(f))
+
+
 def test_custom_op_is_a_leaf() -> None:
     trace = agree(lambda x: (sine(x), torch.autograd.grad(sine(y := leaf(x)).sum(), y)), X)
     names = [equation.op.name for each in subtraces(trace) for equation in each.equations]
@@ -608,6 +657,80 @@ def test_hooks_that_would_stay_and_those_that_read_later_tensors_are_refused() -
         tfn.grad(reads)(X)
     with pytest.raises(RuntimeError, match="cannot register a hook on a tensor that doesn't require grad"):
         tfn.jit(stays)(X)
+
+
+def accumulating(x: Any) -> Any:
+    x.register_post_accumulate_grad_hook(lambda x: SEEN.append(float(x.grad.sum())))
+    return (x * x).sum()
+
+
+def before_a_node(x: Any) -> Any:
+    y = x.sin()
+    y.grad_fn.register_prehook(lambda given: (given[0] * 5,))
+    return y.sum()
+
+
+def after_a_node(x: Any) -> Any:
+    y = x.sin()
+    y.grad_fn.register_hook(lambda found, given: (found[0] * 5,))
+    return y.sum()
+
+
+@pytest.mark.parametrize("f", [accumulating, before_a_node, after_a_node], ids=lambda f: f.__name__)
+def test_other_hooks_that_a_later_backward_would_not_run_are_refused(f: Any) -> None:
+    def gradient(f: Any) -> Any:
+        SEEN.clear()
+        x = X.clone().requires_grad_()
+        f(x).backward()
+        return x.grad, *map(torch.tensor, SEEN)
+
+    with pytest.raises(UnsupportedCall, match=r"hook would stay|would not run it"):
+        gradient(tfn.jit(f))
+    with pytest.warns(GraphBreakWarning):
+        torch.testing.assert_close(gradient(tfn.compile(f)), gradient(f))
+
+
+def test_hooks_of_nodes_run_for_a_backward_inside() -> None:
+    def f(x: Any) -> Any:
+        y = leaf(x)
+        z = y.sin()
+        z.grad_fn.register_prehook(lambda given: (given[0] * 5,))
+        z.grad_fn.register_hook(lambda found, given: (found[0] * 2,))
+        return torch.autograd.grad(z.sum(), y)
+
+    agree(f, X)
+
+
+CHANGES_OF_SHAPE: list[tuple[str, tuple[Any, ...]]] = [
+    ("t_", ()),
+    ("transpose_", (0, 1)),
+    ("swapaxes_", (0, 1)),
+    ("unsqueeze_", (0,)),
+    ("squeeze_", ()),
+    ("as_strided_", ((3, 2), (1, 3))),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), CHANGES_OF_SHAPE, ids=lambda x: x if isinstance(x, str) else "")
+def test_detach_in_place_after_a_change_of_shape(name: str, args: Any) -> None:
+    """The tensor went on to require grad. Views from before keep their history."""
+
+    def f(x: Any) -> Any:
+        y = x * 3
+        getattr(y, name)(*args)
+        row = y[0]
+        y.detach_()
+        return y, row * 2, (y.sum() * x).sin()
+
+    def run(f: Any) -> Any:
+        x = X.clone().requires_grad_()
+        results = f(x)
+        (slope,) = torch.autograd.grad([one.sum() for one in results if one.requires_grad], x, allow_unused=True)
+        return [one.requires_grad for one in results], results, slope
+
+    expected, found = run(f), run(tfn.jit(f))
+    assert found[0] == expected[0] and not found[0][0]
+    torch.testing.assert_close(found[1:], expected[1:])
 
 
 def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -140,3 +141,33 @@ def test_what_no_trace_can_have_goes_through_dynamo() -> None:
         tfn.compile(Refused(), frontend="direct")(X)
     with pytest.warns(tfn.errors.GraphBreakWarning, match="Refused is no single trace"):
         assert torch.equal(compiled(X), Refused()(X))
+
+
+GENERATORS: dict[str, Any] = {
+    "random": lambda: (own := random.Random(3), own.random, own.getstate),
+    "generator": lambda: (own := numpy.random.default_rng(3), own.random, lambda: own.bit_generator.state),
+    "state": lambda: (own := numpy.random.RandomState(3), own.rand, lambda: str(own.get_state())),
+}
+"""Generators of the user's: one, how it draws, and where it is."""
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.OutsideWarning")
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_what_cannot_be_traced_draws_from_no_generator_of_the_users(kind: str) -> None:
+    _, draw, where = GENERATORS[kind]()
+    before = where()
+    with pytest.raises(tfn.errors.DataDependentBranch):
+        tfn.jit(lambda x: x * draw() if x.sum() > 0 else x)(X)
+    assert where() == before
+
+
+@pytest.mark.filterwarnings(BREAKS)
+@pytest.mark.parametrize("kind", ["generator", "state"])  # Dynamo has those of `random.Random` as constants
+def test_compiled_functions_draw_from_generators_of_the_users(kind: str) -> None:
+    _, draw, _ = GENERATORS[kind]()
+    expected = [X * draw() for _ in range(3)]
+    own, _, _ = GENERATORS[kind]()
+    f = tfn.compile((lambda x: x * own.random()) if kind == "generator" else (lambda x: x * own.rand()))
+    with pytest.warns(tfn.errors.GraphBreakWarning):
+        found = [f(X)]
+    torch.testing.assert_close([*found, f(X), f(X)], expected)

@@ -261,3 +261,19 @@ def test_one_result_is_one_node() -> None:
     f = tfn.jit(lambda tokens: model(tokens, tokens)["loss"])
     f(torch.tensor([1, 2])).backward()
     assert len(tfn.last_backward_traces(f)) == 2
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_result_that_shares_memory_with_a_constant_one_may_be_written(place: int) -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x.mul(3).sin()
+        return y.view(-1), y.detach()
+
+    def run(f: Any) -> Any:
+        x = torch.ones(2, 2, requires_grad=True)
+        results = f(x * 1)
+        results[place].add_(2)
+        return results, torch.autograd.grad(results[0].sum(), x)
+
+    for options in ({}, {"executors": [inductor()]}):
+        torch.testing.assert_close(run(tfn.jit(f, **options)), run(f))

@@ -10,7 +10,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -179,7 +179,8 @@ def _detach_in_place(x: Tensor) -> Tensor:
     has_bits = not is_wrapped(x) and (x.is_conj() or x.is_neg())
     is_view_here = has_bits and _recorder().history.is_given(x)
     if getattr(x, "is_own_view", False) or is_view_here:
-        internals.become(x, torch.detach(x))
+        with nullcontext() if has_bits else _recorder().detaches():
+            internals.become(x, torch.detach(x))
         return x
     Tensor.detach_(x)
     if not is_wrapped(x):

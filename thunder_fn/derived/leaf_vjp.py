@@ -17,7 +17,7 @@ of such an op is one `differentiated_as` equation: the fast formula is computed,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -500,16 +500,12 @@ def _ask_autograd(
         read: Callable[[Var], Any] = lambda var: tracers[var.index]
         results = call(equation, read)
         outputs = tuple(_atom(recorder, result) for result in results)
+        held = [*zip(tracers, recorder.inputs, strict=True), *zip(results, outputs, strict=True)]
         forward_items = len(recorder.root.items)
         if again:
             results = _differentiable_again(recorder, equation, read) or results
         wanted = chosen(results, wanted_outputs)
-        types = (var.type for var in chosen(equation.outputs, wanted_outputs))
-        given = [
-            recorder.input_of_type(type if result is None else _tensor_type(result))
-            for type, result in zip(types, wanted, strict=True)
-            if isinstance(type, TensorType)
-        ]
+        given = _cotangents(recorder, chosen(equation.outputs, wanted_outputs), wanted)
         flags = [result is not None and result.requires_grad for result in wanted]
         if not any(flags):
             return _split(recorder, forward_items, outputs, [None] * len(asked), len(tracers))
@@ -518,7 +514,39 @@ def _ask_autograd(
         if equation.op.name == determinant.DET and not again:
             grads = [torch.ops.thunder_fn.det_gradient(*grads, *tracers, *ends, *cotangents)]
         gradients = [None if grad is None else recorder.var_of(grad) for grad in grads]
+        _check_unwritten(recorder, equation, held)
     return _split(recorder, forward_items, outputs, gradients, len(tracers))
+
+
+def _cotangents(
+    recorder: Recorder, outputs: Sequence[Var], results: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Tracers of the cotangents of an equation's outputs, of which these are the results."""
+    return [
+        recorder.input_of_type(var.type if result is None else _tensor_type(result))
+        for var, result in zip(outputs, results, strict=True)
+        if isinstance(var.type, TensorType)
+    ]
+
+
+def _check_unwritten(
+    recorder: Recorder, equation: Equation, held: Sequence[tuple[Any, Atom]]
+) -> None:
+    """Refuse the derivative of a custom op that writes to what the op read or returned.
+
+    Args:
+        held: the tensors that the backward could keep, and what they were before it.
+    """
+    if all(
+        _atom(recorder, value) == atom for value, atom in held if isinstance(value, torch.Tensor)
+    ) and not any(recorder.is_written(constant.tensor) for constant in recorder.constants):
+        return
+    raise MissingRule(
+        f"vjp: the backward of {equation.op} writes in place to a tensor that it did not make, but"
+        " a derivative computes new values only",
+        source=equation.source,
+        fix="Write to a copy (`x = x.clone()`), or do this outside of the traced function.",
+    )
 
 
 def _differentiable_again(

@@ -60,6 +60,7 @@ from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.places import Entry
 from thunder_fn.errors import (
     OutsideWarning,
+    ThunderError,
     TracedFunctionError,
     UnsupportedCall,
     callable_name,
@@ -425,6 +426,10 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
             yield watched
     except TracedFunctionError:
         _refuse_search(f, watch)
+        raise
+    except ThunderError as error:
+        if error.is_refusal:
+            watch.draw_again()
         raise
     watch.finish()
     _refuse_state(f, before, put_back)

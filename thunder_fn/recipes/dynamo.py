@@ -31,12 +31,16 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.failures import source_of
+from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import diverted_in_parts, is_by_name
 from thunder_fn.errors import (
     CaptureError,
+    CustomRuleError,
     GraphBreakWarning,
+    MissingRule,
     RecipeError,
+    ThunderError,
     TracedFunctionError,
     UnsupportedCall,
     callable_name,
@@ -55,6 +59,8 @@ from thunder_fn.jitted.modules.state import Layout
 from thunder_fn.parameters import RewrittenModule
 
 Compiled = Callable[..., Any]
+_UNTRACED = (CaptureError, CustomRuleError, MissingRule)
+"""Errors of code that is no single trace, or has no derivative as one."""
 
 
 def backend(**options: Any) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]:
@@ -107,7 +113,7 @@ class _Part(Jitted):
                 return super().call_slowly(args, kwargs)
             except TracedFunctionError:
                 raise
-            except CaptureError as error:
+            except _UNTRACED as error:
                 what = "a part of a compiled function runs as it is, by PyTorch:\n  "
                 text = what + "\n  ".join(str(error).splitlines())
                 warnings.warn(text, GraphBreakWarning, stacklevel=3)
@@ -193,9 +199,12 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
 @contextmanager
 def _unchanging(f: Compiled) -> Generator[None]:
     """Refuse numbers that Python draws inside: in a trace they would be constants."""
-    before = host_random.state()
+    before, watch = host_random.state(), observer()
     yield
-    if (generator := host_random.drawn_since(before)) is not None:
+    generator = host_random.drawn_since(before) or (
+        None if watch is None else watch.moved_generator()
+    )
+    if generator is not None:
         what = f"numbers were drawn from `{generator}`, which would be constants of a trace"
         fix = "Draw them with PyTorch, such as `torch.rand(())`, or outside the traced function."
         raise UnsupportedCall(what, source=source_of(f), fix=fix)
@@ -209,7 +218,7 @@ class _UnchangingForward(TracedForward):
             return super().__call__(*args, **kwargs)
 
 
-def _breaks(error: CaptureError, options: Options) -> bool:
+def _breaks(error: ThunderError, options: Options) -> bool:
     """Test whether a capture failed because the code is no single trace, so that Dynamo may be
     asked.
     """
@@ -237,13 +246,13 @@ class BreakingJit(ModuleJit):
         if self.broken is None:
             try:
                 return ModuleJit.__call__(self, *args, **kwargs)
-            except CaptureError as error:
+            except _UNTRACED as error:
                 if not _breaks(error, self.options):
                     raise
                 self.broken = self._in_parts(error)
         return self.broken(*args, **kwargs)
 
-    def _in_parts(self, error: CaptureError) -> DynamoForward:
+    def _in_parts(self, error: ThunderError) -> DynamoForward:
         """Say why the module is no single trace, and take Dynamo's function."""
         name = type(self.module).__name__
         warnings.warn(_says_why(name, error), GraphBreakWarning, stacklevel=3)
@@ -295,7 +304,7 @@ class BreakingFunction(Jitted):
         if (in_parts := self.in_parts) is None:
             try:
                 return super().call_slowly(args, kwargs)
-            except CaptureError as error:
+            except _UNTRACED as error:
                 if not _breaks(error, self.options):
                     raise
                 warnings.warn(_says_why(self.name, error), GraphBreakWarning, stacklevel=3)

@@ -230,6 +230,11 @@ class FunctionCall(Call):
         output, context = self.run(tensors, on_own=True)
         return _map_outputs(output, context, tensors)
 
+    def captured(self, op: str, tensors: Sequence[Any]) -> Captured:
+        """Capture `forward`, which runs where gradients are off, as autograd runs it."""
+        with torch.no_grad():
+            return super().captured(op, tensors)
+
     def push(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The tensors of the result, and for each its tangent by the class's `jvp` or None.
 
@@ -718,7 +723,8 @@ def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInpu
     """
     examples = calls.examples_of([type_of_value(tensor) for tensor in tensors])
     try:
-        captured = calls.capture_writing(lambda *tensors: call.run(tensors)[0], examples)
+        with torch.no_grad():
+            captured = calls.capture_writing(lambda *tensors: call.run(tensors)[0], examples)
     except ChangesInputs as found:
         return found
     except CaptureError:

@@ -375,7 +375,7 @@ def _bodies(call: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[Captured],
     """Capture the function, then fwd and bwd unless that is being done. An error there is raised
     where a derivative asks for them.
     """
-    captured = [calls.captured_body("custom_vjp", call.primal, tensors)]
+    captured = [call.captured("custom_vjp", tensors)]
     places: Places = (None,) * len(tensors)
     if call.has_rule and not calls.is_being_captured(call.function):
         with contextlib.suppress(CaptureError):

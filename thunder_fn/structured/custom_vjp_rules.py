@@ -50,7 +50,7 @@ def capture_rule(call: Any, primal: Trace, types: tuple[Type, ...]) -> tuple[Tra
 
     def run() -> Any:
         examples = calls.examples_of(types[:count])
-        captured = calls.captured_body("custom_vjp", call.primal, examples)
+        captured = call.captured("custom_vjp", examples)
         fwd, bwd, places = capture_forward_and_backward(call, captured, examples)
         return fwd.trace, bwd.trace, places
 

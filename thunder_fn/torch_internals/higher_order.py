@@ -62,6 +62,7 @@ HIGHER_ORDER = {
     "rows of a backward": ("torch._vmap_internals", "_vmap"),
     "columns of forward mode": ("torch.autograd.functional", "_jacfwd"),
     "saved tensors hooks": ("torch.autograd.graph", "saved_tensors_hooks.__enter__"),
+    "node hook": ("torch.autograd.function", "_HookMixin._register_hook"),
     "linearize": ("torch._functorch.eager_transforms", "linearize"),
     "autocast enter": ("torch.amp.autocast_mode", "autocast.__enter__"),
     "autocast exit": ("torch.amp.autocast_mode", "autocast.__exit__"),

@@ -601,7 +601,7 @@ class TracerMode(FunctionalTensorMode):
             if self.history is not None:
                 result = self.history.reinterpreted(result)
             result.viewed = args[0]
-        if func is _DETACH and self.history is not None:
+        if func is _DETACH and self.history is not None and isinstance(args[0], Tracer):
             result.viewed = args[0] if args[0].viewed is not None else None
             self.history.detached(args[0], result)
         return result

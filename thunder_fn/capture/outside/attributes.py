@@ -63,6 +63,7 @@ from thunder_fn.capture.outside.reads import (
     length_of,
     module_of,
 )
+from thunder_fn.capture.replaced import host_random
 from thunder_fn.ir.text import escaped
 
 _WRITES = frozenset(
@@ -111,6 +112,8 @@ class Attributes(Reached):
         """Methods that look at or set the state of a generator of random numbers, by how the
         generator is written.
         """
+        self.generators: dict[int, tuple[Any, Any]] = {}
+        """Generators of random numbers from outside, and their states when they were met."""
         self.late: list[tuple[Any, str, str]] = []
         """Values that cached properties compute while the function runs."""
 
@@ -367,6 +370,8 @@ class Attributes(Reached):
             self.fields(value, path.rpartition(".")[0])
         if is_a(value, _DRAWING) and not name.startswith("__"):
             numbers = f"the random numbers of {path.rpartition('.')[0]}"
+            if self.is_outside(value) and id(value) not in self.generators:
+                self.generators[id(value)] = value, host_random.state_of(value)
             self.constants.setdefault(
                 numbers, Constant(numbers, frame.code.co_filename, frame.line)
             )
@@ -376,6 +381,18 @@ class Attributes(Reached):
             "hasHandlers",
         ):
             self.answer(levels_of, (value,), f"the level of {path.rpartition('.')[0]}")
+
+    def moved_generator(self) -> str | None:
+        """The class of a generator that has drawn numbers since it was met, if one has."""
+        pairs = self.generators.values()
+        moved = (value for value, before in pairs if host_random.has_drawn(value, before))
+        return next((f"{type(value).__module__}.{type(value).__name__}" for value in moved), None)
+
+    def draw_again(self) -> None:
+        """Set generators back to where they were when they were met."""
+        for value, before in self.generators.values():
+            if before is not None:
+                host_random.put_back(value, before)
 
     def container_attribute(self, value: Any, name: str, path: str, frame: Frame) -> Sequence[Any]:
         """An attribute of a container, which most often is a method that reads its content. One

@@ -147,6 +147,10 @@ class Observer(Protocol):
         """Test for an object of the traced function, which may be met where it has been stored."""
         ...
 
+    def moved_generator(self) -> str | None:
+        """Return the class of a generator of the user's that has drawn random numbers, if any."""
+        ...
+
     def gives(self, nodes: Sequence[Any]) -> None:
         """Note the nodes of the result, which is taken apart."""
 

@@ -4,6 +4,7 @@ constants.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,6 +29,36 @@ def drawn_since(before: State) -> str | None:
         return "random"
     _, now, *others = numpy.random.get_state(legacy=True)
     return None if rest == others and (now == words).all() else "numpy.random"
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a generator of the user's; None for one without, as `random.SystemRandom`."""
+    try:
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        return _bits_of(generator).state
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def has_drawn(generator: Any, before: Any) -> bool:
+    """Test whether a generator of the user's has moved since it was in this state."""
+    return pickle.dumps(state_of(generator)) != pickle.dumps(before)
+
+
+def put_back(generator: Any, before: Any) -> None:
+    """Set a generator of the user's back."""
+    if isinstance(generator, random.Random):
+        generator.setstate(before)
+    else:
+        _bits_of(generator).state = before
+
+
+def _bits_of(generator: Any) -> Any:
+    """The part of a generator of NumPy's that has the state."""
+    if isinstance(generator, numpy.random.RandomState):
+        return generator._bit_generator  # pyright: ignore[reportAttributeAccessIssue]
+    return generator.bit_generator if isinstance(generator, numpy.random.Generator) else generator
 
 
 @contextmanager

@@ -440,7 +440,8 @@ def _own_tensors(outputs: tuple[Any, ...], inputs: Sequence[Any], active: Mask) 
     Autograd lets nobody change a view in place that such a function returns, since it does not know
     its base. A view of a result that requires grad would require it too.
     """
-    tensors = [value for value in (*outputs, *inputs) if isinstance(value, torch.Tensor)]
+    followed = chosen(outputs, active)
+    tensors = [value for value in (*followed, *inputs) if isinstance(value, torch.Tensor)]
     owners = collections.Counter(map(internals.storage_id, tensors))
 
     def is_alone(value: Any, flag: bool) -> bool:

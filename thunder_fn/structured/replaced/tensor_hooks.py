@@ -23,6 +23,7 @@ from thunder_fn.callbacks import LIBRARY, function_of, number_of
 from thunder_fn.capture.hooked import Hooked
 from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.scopes import INSTEAD, user_source
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import MissingRule, UnsupportedCall, callable_name
@@ -45,17 +46,60 @@ def register_hook(x: Tensor, hook: Hook) -> Any:
     return handle
 
 
+def register_post_accumulate_grad_hook(x: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """Register for a backward inside the traced function.
+
+    Raises:
+        UnsupportedCall: the tensor comes from outside. In eager mode the hook would stay there.
+    """
+    recorder = current()
+    handle = Tensor.register_post_accumulate_grad_hook(x, hook)
+    if recorder is not None and not is_wrapped(x) and _stays(recorder, x):
+        raise _staying(
+            recorder, "register_post_accumulate_grad_hook", handle, "Register it outside."
+        )
+    return handle
+
+
+def _register_with_node(hooks: Any, hook: Hook) -> Any:
+    """Register a hook of a `grad_fn`, for a backward inside the traced function.
+
+    Raises:
+        UnsupportedCall: something from outside requires grad. A later backward, by the trace's
+            rules, would not run the hook.
+    """
+    recorder = current()
+    if recorder is not None and any(tracer.requires_grad for tracer in recorder.given):
+        raise UnsupportedCall(
+            "a hook of a `grad_fn` was registered in a traced function that is differentiated; its"
+            " backward would not run it",
+            source=recorder.where(),
+            fix="Call `register_hook` of the tensor, or write what it does with `custom_vjp`.",
+        )
+    return original_of(internals.higher_order_function("node hook"))(hooks, hook)
+
+
+def _stays(recorder: Recorder, x: Tensor) -> bool:
+    is_given = recorder.history.is_given(x)
+    return is_given and id(x) not in recorder.properties.differentiated
+
+
+def _staying(recorder: Recorder, name: str, handle: Any, fix: str) -> UnsupportedCall:
+    """The error for a hook of a tensor from outside, where it is removed."""
+    handle.remove()
+    return UnsupportedCall(
+        f"`{name}` was called on a tensor from outside the traced function, where the hook would"
+        " stay",
+        source=recorder.source,
+        fix=fix,
+    )
+
+
 def _record(recorder: Recorder, x: Tensor, hook: Hook, handle: Any) -> None:
     var = recorder.var_of(x)
-    stays = recorder.history.is_given(x) and id(x) not in recorder.properties.differentiated
-    if var is None or stays:
-        handle.remove()
-        raise UnsupportedCall(
-            "`register_hook` was called on a tensor from outside the traced function, where the"
-            " hook would stay",
-            source=recorder.source,
-            fix="Register it outside, or on a tensor that is computed inside (`x.view_as(x)`).",
-        )
+    if var is None or _stays(recorder, x):
+        fix = "Register it outside, or on a tensor that is computed inside (`x.view_as(x)`)."
+        raise _staying(recorder, "register_hook", handle, fix)
     if (function := _of_a_graph(hook)) is not None:
         if function.__module__ == module_tracker.__name__:
             return  # a program's backward enters no modules that could be named
@@ -233,3 +277,5 @@ torch.library.register_autograd(
     "thunder_fn::tensor_hook_vjp", _linear_backward, setup_context=_keep, lib=LIBRARY
 )
 INSTEAD[Tensor.register_hook] = register_hook
+INSTEAD[Tensor.register_post_accumulate_grad_hook] = register_post_accumulate_grad_hook
+divert("node hook", _register_with_node)

@@ -212,6 +212,10 @@ class Call(Rule):
         """Call the function."""
         return self.call_on_own(self.function.f, tensors)
 
+    def captured(self, op: str, tensors: Sequence[Any]) -> Captured:
+        """Capture the function itself."""
+        return captured_body(op, self.primal, tensors)
+
 
 @dataclass(frozen=True)
 class BatchedRule(Rule):
