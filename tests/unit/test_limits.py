@@ -103,6 +103,17 @@ def tensor_hook() -> object:
 
 
 @error
+def node_hook() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        assert y.grad_fn is not None
+        y.grad_fn.register_prehook(lambda given: (given[0] * 3,))
+        return y.sum()
+
+    return tfn.jit(f)(X.clone().requires_grad_())
+
+
+@error
 def new_gradient() -> object:
     leaf = X.clone().requires_grad_()
 
