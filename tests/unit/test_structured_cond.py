@@ -248,3 +248,13 @@ def test_decisions_under_the_vmap_of_torch_func(wrap: Any) -> None:
 def test_an_eager_choice_is_a_scalar_too() -> None:
     with pytest.raises(TraceTypeError, match=r"^cond: the predicate must be a bool .*, not the tensor f32\[2\]"):
         tfn.cond(torch.ones(2), torch.sin, torch.cos, (torch.ones(2),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_torch_cond_asks_any_tensor_of_one_element(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    f = lambda p, x: torch.cond(p, lambda x: x.sin(), lambda x: x.cos(), (x,))
+    jitted, x = tfn.jit(f), torch.tensor([0.5, 1.0])
+    for value in (0, 1, 2):
+        pred = torch.full(shape, value, dtype=dtype)
+        torch.testing.assert_close(jitted(pred, x), f(pred, x))

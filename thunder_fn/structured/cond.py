@@ -681,7 +681,16 @@ def _choose(
     return bodies.captured[0].result(results)
 
 
-divert("cond", cond)
+def _torch_cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()
+) -> Any:
+    """Choose by `torch.cond`, which asks any tensor of one element whether it is true."""
+    if isinstance(pred, torch.Tensor) and pred.dtype != torch.bool and pred.numel() == 1:
+        pred = pred != 0
+    return cond(pred, true_fn, false_fn, operands)
+
+
+divert("cond", _torch_cond)
 
 
 @wiring("cond", "switch")
