@@ -377,3 +377,59 @@ def test_dims_of_a_batch_are_records_too(cls: type) -> None:
     torch.testing.assert_close(found.m, [d.m["b"].sum(0), d.m["a"] * 2])
     with pytest.raises(tfn.errors.VmapError, match="in_dims is not compatible"):
         tfn.vmap(f, in_dims=(make(cls, 0, {"a": None}),))(d)
+
+
+# ---- results without tensors that a caller may change ----
+
+
+class Notes:
+    """An object of the user's with plain data in it."""
+
+    def __init__(self) -> None:
+        self.names, self.count = ["first"], 1
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+class Row(list[Any]):
+    """A list of the user's."""
+
+
+MUTABLE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "set": (lambda: {1, 2}, lambda made: made.add(7)),
+    "bytearray": (lambda: bytearray(b"a"), lambda made: made.append(7)),
+    "object": (Notes, lambda made: made.names.append("second")),
+    "list of a class": (lambda: Row([1, 2]), lambda made: made.append(7)),
+    "object in a list of a class": (lambda: Row([Notes()]), lambda made: made[0].names.clear()),
+}
+
+
+@pytest.mark.parametrize("name", MUTABLE)
+def test_results_that_the_caller_changes_are_made_anew(name: str) -> None:
+    make, change = MUTABLE[name]
+
+    def f(x: Tensor) -> Any:
+        made = make()
+        return x + 1, made, made
+
+    jitted, known = tfn.jit(f), repr(make())
+    for _ in range(3):
+        _, one, two = jitted(torch.ones(2))
+        assert repr(one) == known and one is two
+        change(one)
+
+
+KEPT, HOLDER = {1, 2}, SimpleNamespace(notes=Notes(), rows={"a": Row([1])})
+
+
+def test_results_from_outside_are_those_very_objects() -> None:
+    own = Notes()
+
+    def f(x: Tensor, notes: Notes) -> Any:
+        return x + 1, KEPT, HOLDER.notes, HOLDER.rows["a"], own, notes
+
+    jitted, given = tfn.jit(f), Notes()
+    for _ in range(2):
+        expected, found = f(torch.ones(2), given), jitted(torch.ones(2), given)
+        assert all(one is two for one, two in zip(expected[1:], found[1:], strict=True))

@@ -88,8 +88,9 @@ class Captured:
 
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
-    whose graph `backward()` has freed. `strides` are those of the results of a function inside
-    another one, None for contiguous ones.
+    whose graph `backward()` has freed. `anew` are leaves of the result, by place, that the function
+    makes in each call. `strides` are those of the results of a function inside another one, None
+    for contiguous ones.
 
     `is_told`: Python was told values of the call, so that the trace serves no other.
     `is_kept`: later calls use the capture again. Then tensors from outside are the last inputs.
@@ -115,6 +116,7 @@ class Captured:
     kept: tuple[KeptState, ...] = ()
     flags: tuple[Flag, ...] = ()
     freed: tuple[int, ...] = ()
+    anew: tuple[int, ...] = ()
     strides: tuple[tuple[Dim, ...] | None, ...] = ()
     is_told: bool = False
     is_kept: bool = False

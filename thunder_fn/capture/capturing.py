@@ -55,6 +55,7 @@ from thunder_fn.capture.results import (
     check_own_leaves,
     freed_output,
     is_inner,
+    made_anew,
     output_of,
     own_leaves_of,
     shared_memory,
@@ -466,7 +467,8 @@ class _Attempt:
         is_freed = (recorder.gradients.is_freed(leaf) for leaf in results)
         freed = tuple(place for place, flag in enumerate(is_freed) if flag)
         trees = self.in_spec, self.in_leaves, spec, statics
-        return Captured(_NO_TRACE, *trees, own_leaves=own, freed=freed), results, outputs
+        begun = Captured(_NO_TRACE, *trees, own_leaves=own, freed=freed)
+        return dataclasses.replace(begun, anew=made_anew(leaves)), results, outputs
 
     def with_memory(
         self,

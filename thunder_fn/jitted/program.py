@@ -8,6 +8,7 @@ def execute(l0, l1):
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -793,11 +794,17 @@ class _Execution:
     def result(self, values: Sequence[str]) -> tuple[list[str], str]:
         """Lines, and the expression for the function's result that reads what they bind."""
         lines, texts = self.texts(values)
-        supply = iter(texts)
-        leaves = [
-            next(supply) if leaf is TENSOR else self.names.literal(leaf)
-            for leaf in self.captured.out_leaves
-        ]
+        supply, made = iter(texts), dict[int, str]()
+        leaves = list[str]()
+        for place, leaf in enumerate(self.captured.out_leaves):
+            if place in self.captured.anew and id(leaf) not in made:
+                made[id(leaf)] = f"anew{place}"
+                copied, known = self.names.bind(copy.deepcopy, "copy"), self.names.literal(leaf)
+                lines.append(f"    anew{place} = {copied}({known})")
+            if leaf is TENSOR:
+                leaves.append(next(supply))
+            else:
+                leaves.append(made.get(id(leaf)) or self.names.literal(leaf))
         spec = self.captured.out_spec
         return lines, put_together(skeleton(spec), leaves, self.names, spec)
 
