@@ -177,6 +177,7 @@ def test_the_state_of_an_optimizer_that_the_function_does_not_step(change: str) 
 
 FIRST, SECOND = torch.ones(3), torch.full((3,), 2.0)
 FACTORS = {FIRST: 2.0, SECOND: 3.0}
+BY_ID = {id(FIRST): 2.0}
 
 
 class Momentum:
@@ -192,6 +193,12 @@ class Momentum:
         self.state[param] = self.state[param] * 0.9 + 1
         return param - self.state[param]
 
+    def cached(self, param: torch.Tensor) -> torch.Tensor:
+        key = id(param)
+        if key not in self.state:
+            self.state[key] = param * 2
+        return self.state[key]
+
     def default(self, param: torch.Tensor) -> torch.Tensor:
         self.state.setdefault(param, []).append(1)
         return param * len(self.state[param])
@@ -206,6 +213,9 @@ SEARCHES: dict[str, Callable[[Momentum, torch.Tensor], Any]] = {
     "get": lambda _, x: x * FACTORS.get(x, 0.0),
     "in": lambda _, x: x + 1 if x in FACTORS else x - 1,
     "in a set": lambda _, x: x + 1 if x in frozenset(FACTORS) else x - 1,
+    "id": lambda _, x: x * BY_ID.get(id(x), 0.0),
+    "id in": lambda _, x: x + 1 if id(x) in BY_ID else x - 1,
+    "cached by id": Momentum.cached,
     "new state": Momentum.step,
     "default state": Momentum.default,
     "default dict": Momentum.summed,
@@ -218,7 +228,7 @@ def test_an_argument_is_no_key_of_a_dict_from_outside(name: str) -> None:
     search, held = SEARCHES[name], Momentum()
     jitted = tfn.jit(lambda x: search(held, x))
     for x in (FIRST, FIRST, SECOND, torch.ones(3)):
-        with pytest.raises(UnsupportedCall, match=r"a tensor argument among|under a traced tensor"):
+        with pytest.raises(UnsupportedCall, match=r"a tensor argument, or its id, among|under a traced tensor"):
             jitted(x)
         assert not held.state and not held.sums
 
@@ -235,8 +245,8 @@ def test_compile_looks_for_an_argument_as_eager_does(name: str) -> None:
 
 def test_an_argument_is_a_key_of_a_dict_of_the_function() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        held = {x: 2, y: 3}
-        return x * held[x] + y * held.get(y, 0) + (x in held)
+        held, by_id = {x: 2, y: 3}, {id(x): x, id(y): y}
+        return x * held[x] + y * held.get(y, 0) + (x in held) + by_id[id(y)]
 
     assert torch.equal(tfn.jit(f)(FIRST, SECOND), f(FIRST, SECOND))
 

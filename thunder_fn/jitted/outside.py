@@ -526,8 +526,8 @@ def _refuse_search(f: Callable[..., Any], watch: Watch) -> None:
     """Refuse a search for an argument by its identity, which says nothing about a tracer's."""
     for path in watch.searched:
         raise UnsupportedCall(
-            f"{callable_name(f)} looks for a tensor argument among the tensors that are the keys of"
-            f" {path}, but its trace serves other arguments, too",
+            f"{callable_name(f)} looks for a tensor argument, or its id, among the keys of {path},"
+            " but its trace serves other arguments, too",
             source=source_of(f),
             fix="Use names or indices as keys, or pass what the tensor leads to as an argument.",
         )

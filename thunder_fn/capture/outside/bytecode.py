@@ -810,8 +810,9 @@ def _ask_kind(r: _Reader, call: _Call) -> bool:
         r.use(("attr", call.known[0], ("const", "__call__")))
     elif name in ("isinstance", "issubclass") and len(call.arguments) == 2:
         r.kinds(call.arguments[1], call.arguments[0])
+    result = ("call", call.called, tuple(call.arguments)) if name == "id" else None
     is_class = name == "type" and len(call.arguments) == 1
-    r.stack.append(r.attribute(call.arguments[0], ("const", "__class__")) if is_class else None)
+    r.stack.append(r.attribute(call.arguments[0], ("const", "__class__")) if is_class else result)
     return True
 
 

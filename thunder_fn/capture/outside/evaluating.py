@@ -548,7 +548,10 @@ class Evaluator(Attributes):
         """
         _, of, key = source
         path, is_sure = self.path(value, text(of)), source in frame.reading.sure
-        if is_a(value, _BY_HASH) and _is_argument(key, frame) and _has_given_keys(value):
+        if is_a(value, _BY_HASH) and (
+            (_is_argument(key, frame) and _has_given_keys(value))
+            or (_is_identity(key, frame) and self.is_outside(value))
+        ):
             self.searched.append(path)
         keys = None if source in frame.reading.vague else keys
         if has_not_run(key, frame.unbound):
@@ -968,6 +971,18 @@ def _is_argument(key: Source, frame: Frame) -> bool:
     values = [given.get(key[1]) for given in frame.locals]
     variables = [recorder.var_of(one) for one in values if is_a(one, internals.Tracer)]
     return any(variable in recorder.inputs for variable in variables if variable is not None)
+
+
+def _is_identity(key: Source, frame: Frame) -> bool:
+    """Test for `id(x)` of a tensor argument, or a local that is this."""
+    match key:
+        case ("call", ("global", "id" | "hash"), arguments):
+            return any(_is_argument(one, frame) for one in arguments)
+        case ("local", name):
+            assigned = frame.reading.assigned.get(name, ())
+            return any(one and one[0] == "call" and _is_identity(one, frame) for one in assigned)
+        case _:
+            return False
 
 
 def _has_given_keys(value: Any) -> bool:
