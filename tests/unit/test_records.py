@@ -433,3 +433,18 @@ def test_results_from_outside_are_those_very_objects() -> None:
     for _ in range(2):
         expected, found = f(torch.ones(2), given), jitted(torch.ones(2), given)
         assert all(one is two for one, two in zip(expected[1:], found[1:], strict=True))
+
+
+def test_an_argument_that_is_filled_and_returned() -> None:
+    """An object that holds traced tensors may be a result if it is from outside: it gets them in each call."""
+
+    def f(rows: Row, notes: Notes, x: Tensor) -> Any:
+        rows.append(x * 2)
+        notes.last = x * 3  # type: ignore[attr-defined]
+        return rows, notes, x + 1
+
+    jitted = tfn.jit(f)
+    for _ in range(2):
+        known, found = (Row([1]), Notes()), (Row([1]), Notes())
+        one, two = f(*known, torch.ones(2)), jitted(*found, torch.ones(2))
+        assert two[0] is found[0] and two[1] is found[1] and repr(one) == repr(two)

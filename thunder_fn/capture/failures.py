@@ -82,6 +82,8 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
             raise UnsupportedOutput(
                 f"{name} returned {kind}, whose code has not run", source=source_of(f), fix=fix
             )
+    if (watch := frames.observer()) is not None and watch.is_outside(leaf):
+        return  # what is stored in it is stored there in each call
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
     holds = has_tracers(leaf) or holds_tracer(getattr(leaf, "__dict__", None))
     if _reaches_tracer(leaf) if is_code else holds:
