@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import thunder_fn as tfn
+from thunder_fn.capture import stored
 
 Tensor = torch.Tensor
 
@@ -448,3 +449,24 @@ def test_an_argument_that_is_filled_and_returned() -> None:
         known, found = (Row([1]), Notes()), (Row([1]), Notes())
         one, two = f(*known, torch.ones(2)), jitted(*found, torch.ones(2))
         assert two[0] is found[0] and two[1] is found[1] and repr(one) == repr(two)
+
+
+# ---- large tables of records outside ----
+
+
+@pytest.mark.parametrize("cls", [Plain, Bare])
+def test_a_capture_does_not_look_into_all_records_of_a_table(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that the function leaves alone holds nothing of the trace."""
+    looks = list[Any]()
+    for name in ("content_of", "fields_of"):
+        plain = getattr(stored, name)
+        monkeypatch.setattr(stored, name, lambda value, plain=plain: (looks.append(value), plain(value))[1])
+
+    def count(size: int) -> int:
+        record = lambda: make(cls, 2.0, [make(cls, 3.0, {"a": [make(cls, 4.0)]}) for _ in range(3)])
+        table = {f"{number}": record() for number in range(size)}
+        looks.clear()
+        tfn.trace(lambda x: x * table["3"].k + len(table["3"].m), torch.ones(2))
+        return len(looks)
+
+    assert count(200) <= count(10) + 10

@@ -20,7 +20,7 @@ from thunder_fn.capture.overlaps import overlaps
 from thunder_fn.capture.places import GRAD, REQUIRES_GRAD, Effect, Entry, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
-from thunder_fn.capture.stored import holds_numbers, new_object, reached, stored_inside
+from thunder_fn.capture.stored import changed, holds_numbers, new_object, reached, stored_inside
 from thunder_fn.errors import CaptureError, UnsupportedCall, kind_of, with_article
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.trace import Atom, Var, type_of_value
@@ -185,8 +185,8 @@ def check_numbers(recorder: Recorder) -> None:
         for (kind, on_id, key), (on, old) in places
         if on_id not in kept and (on_id, key) not in fed
     ]
-    for identity, one in watch.contents.items():
-        if identity not in kept:
+    for one in changed(watch.contents.values()):
+        if (identity := id(one.container)) not in kept:
             both = one.before, one.container
             pairs.append(tuple(_but(held, identity, fed) for held in both))
     if any(holds_numbers(now) and not holds_numbers(old) for old, now in pairs):
@@ -206,8 +206,10 @@ def check_objects(recorder: Recorder, arguments: Sequence[Any]) -> None:
     watch = frames.observer()
     if watch is None or recorder.outer is not None:
         return
-    held = {id(one.container): (one.before, one.container) for one in watch.contents.values()}
-    found = {identity: new_object(*both) for identity, both in held.items()}
+    found = {
+        id(one.container): new_object(one.before, one.container)
+        for one in changed(watch.contents.values())
+    }
     for (kind, identity, key), (holder, old) in watch.before.items():
         now = look(kind, holder, key)
         if identity not in found and now is not old:

@@ -70,7 +70,7 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
             done.add((identity, None if kind == "cell" else key))
             yield Change(holder, key, old, now)
     around = (one for one in recorder.around if id(one.container) not in contents)
-    for one in (*contents.values(), *around):
+    for one in (*changed(contents.values()), *around):
         is_cell = type(one.container) is types.CellType
         held = look("cell", one.container, None) if is_cell else one.container
         if id(one.container) not in but and has_tracers(held):
@@ -99,6 +99,11 @@ def stored_inside(recorder: Recorder) -> Iterator[tuple[Effect, list[Any]]]:
         leaves = [*map(alive, leaves)]
         flags = tuple(map(recorder.has_made, leaves))
         yield Effect(one.holder, one.key, spec, tuple(leaves), flags), [*chosen(leaves, flags)]
+
+
+def changed(contents: Iterable[Snapshot]) -> list[Snapshot]:
+    """The containers that hold other objects than before, or the same ones in another order."""
+    return [one for one in contents if not one.is_unchanged]
 
 
 def _entries_after(found: Sequence[Change]) -> Iterator[Change]:
