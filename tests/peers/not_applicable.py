@@ -66,3 +66,13 @@ NOT_APPLICABLE: dict[str, str] = {
     r"TestAutogradFunctionVmapAPI\w*\.test_(info_object|in_dims_(single_input|multiple_inputs))": STUBS,
 }
 """The first pattern that is found in a test's name says why it is left out."""
+
+TOOLS = "about Dynamo's own tools: its logs, its minifier or its exporter"
+TRACED = "expects eager's words alone, where thunder_fn says which traced function raised"
+
+NOT_APPLICABLE_TO_COMPILE: dict[str, str] = {
+    r"LoggingTests|StructuredTrace|Minifier|DebugDir": TOOLS,
+    r"ReproTests\.test_super_in_staticmethod": TRACED,
+    r"TestAOTAutogradWith(Dynamo|Cache)\.": "the tests of TestAOTAutograd once more, which differ in PyTorch's cache",
+}
+"""The same for PyTorch's tests of torch.compile. A comparison with eager finds most of what does not apply."""
