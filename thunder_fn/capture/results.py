@@ -52,21 +52,21 @@ def made_anew(leaves: Sequence[Any]) -> tuple[int, ...]:
         for place, leaf in enumerate(leaves)
         if watch is not None
         and (is_a(leaf, (bytearray, *HOLDERS)) or (is_object(leaf) and is_open(type(leaf))))
-        and not watch.is_outside(leaf)
-        and _is_plain(leaf)
+        and _is_own(leaf, watch)
     )
 
 
-def _is_plain(value: Any, depth: int = DEPTH) -> bool:
-    """Test for plain data, and containers and objects of it."""
+def _is_own(value: Any, watch: frames.Observer, depth: int = DEPTH) -> bool:
+    """Test for plain data, and containers and objects of it that the function made. An object may
+    come from outside by a way that nobody saw, so its `__init__` must have been seen.
+    """
     if is_a(value, (*PLAIN, bytearray)):
-        return True
-    fields = fields_of(value)
-    items = content_of(value) if is_a(value, CONTAINERS) else [] if fields is not None else None
-    is_known = depth > 0 and items is not None and not is_a(value, torch.nn.Module)
-    return is_known and all(
-        _is_plain(item, depth - 1) for item in (*(items or ()), *(fields or {}).values())
-    )
+        return not watch.is_outside(value)
+    is_holder, fields = is_a(value, CONTAINERS), fields_of(value)
+    is_made = not watch.is_outside(value) if is_holder else watch.is_built(value)
+    parts = (*(content_of(value) if is_holder else ()), *(fields or {}).values())
+    is_known = depth > 0 and is_made and not is_a(value, torch.nn.Module)
+    return is_known and all(_is_own(item, watch, depth - 1) for item in parts)
 
 
 def output_of(recorder: Recorder, leaf: Any, name: str) -> Atom:

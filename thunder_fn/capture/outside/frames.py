@@ -147,6 +147,10 @@ class Observer(Protocol):
         """Test for an object of the traced function, which may be met where it has been stored."""
         ...
 
+    def is_built(self, value: Any) -> bool:
+        """Test for an object whose `__init__` has run in a frame of the traced function."""
+        ...
+
     def moved_generator(self) -> str | None:
         """Return the class of a generator of the user's that has drawn random numbers, if any."""
         ...

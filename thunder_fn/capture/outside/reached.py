@@ -112,6 +112,8 @@ class Reached:
         """The `__dict__`s of objects, and what they held when they were met."""
         self.made, self.touched = set[int](), set[int]()
         """Records of the function that were met outside; the holders that a frame looks at."""
+        self.built: dict[int, Any] = {}
+        """Objects whose `__init__` has run in a frame of the function."""
         self.stack: list[Frame] = []
         self.data: dict[type, bool] = {type(ABSENT): True}
         self.open: dict[type, bool] = {}
@@ -304,6 +306,10 @@ class Reached:
     def is_made(self, value: Any) -> bool:
         """Test for an object of the traced function, which may be met where it has been stored."""
         return id(value) in self.made or not self.is_outside(value)
+
+    def is_built(self, value: Any) -> bool:
+        """Test for an object whose `__init__` has run in a frame of the traced function."""
+        return id(value) in self.built
 
     def is_open(self, cls: type) -> bool:
         """Test for a class of the user's that was not made by the traced function."""

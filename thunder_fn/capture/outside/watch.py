@@ -144,6 +144,7 @@ class Watch(Evaluator):
         mine.has_ended = True
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
             value = mine.locals[0].get(mine.code.co_varnames[0])
+            self.built[id(value)] = value
         is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
         is_tensor = is_a(value, torch.Tensor) and not is_a(value, internals.Tracer)
         if mine.back is not None and (is_tensor or not is_data):
@@ -439,6 +440,7 @@ class Watch(Evaluator):
                 del frame.locals[1:]
                 self.evaluate(frame)
         self.lost.clear()
+        self.built.clear()
 
     def knows(self, place: tuple[str, int, Any], holder: Any) -> bool:
         """Test for a place outside of the function, which it has reached."""
