@@ -17,7 +17,6 @@ EVERY = {
     "distributed/test_context_and_experts.py::test_experts_on_many_ranks_are_those_of_a_loop": 3,
     "distributed/test_context_and_experts.py::test_ranks_with_parts_of_the_positions_equal_one_with_all": 10,
     "distributed/test_distributed.py::test_fsdp_and_quantize_commute": 2,
-    "distributed/test_distributed.py::test_fsdp_on_ranks": 2,
     "distributed/test_distributed.py::test_n_ranks_equal_one": 6,
     "distributed/test_distributed.py::test_sharding_and_rounding_commute_where_each_row_has_a_scale_of_its_own": 3,
     "distributed/test_drawn_rewrites.py::test_laws": 2,
