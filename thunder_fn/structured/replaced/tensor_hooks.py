@@ -61,7 +61,7 @@ def register_post_accumulate_grad_hook(x: Tensor, hook: Callable[[Tensor], None]
     return handle
 
 
-def _register_with_node(hooks: Any, hook: Hook) -> Any:
+def _register_with_node(backward_hooks: Any, hook: Hook) -> Any:
     """Register a hook of a `grad_fn`, for a backward inside the traced function.
 
     Raises:
@@ -76,7 +76,7 @@ def _register_with_node(hooks: Any, hook: Hook) -> Any:
             source=recorder.where(),
             fix="Call `register_hook` of the tensor, or write what it does with `custom_vjp`.",
         )
-    return original_of(internals.higher_order_function("node hook"))(hooks, hook)
+    return original_of(internals.higher_order_function("node hook"))(backward_hooks, hook)
 
 
 def _stays(recorder: Recorder, x: Tensor) -> bool:
