@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -502,6 +504,113 @@ def test_custom_ops_that_mutate_may_be_defined_anew() -> None:
         ours, eagers = X.clone(), X.clone()
         assert torch.equal(jitted(X, ours), f(X, eagers)), kept
         assert torch.equal(ours, eagers)
+
+
+def _mutating(results: int) -> Any:
+    def write(x: torch.Tensor) -> Any:
+        x.mul_(results + 2)
+        return (None, x + 1, (x + 1, x.sum()))[results]
+
+    kinds = (None, torch.Tensor, tuple[torch.Tensor, torch.Tensor])
+    write.__annotations__ = {"x": torch.Tensor, "return": kinds[results]}
+    return torch.library.custom_op("capture_test::anew_results_", write, mutates_args=("x",))
+
+
+def test_custom_ops_that_mutate_may_be_defined_anew_with_other_results() -> None:
+    def f(x: Any) -> Any:
+        y = x + 1
+        return y, torch.ops.capture_test.anew_results_(y)
+
+    jitted = tfn.jit(f)
+    for results in (0, 1, 2, 0, 2, 1):
+        kept = _mutating(results)
+        kept.register_fake(lambda x, results=results: (None, x + 1, (x + 1, x.sum()))[results])
+        for g in (jitted, tfn.jit(f), tfn.jit(lambda x: f(x))):
+            torch.testing.assert_close(g(X), f(X))
+
+
+DEFINED_ANEW = """
+import torch
+
+import thunder_fn as tfn
+from thunder_fn.errors import InvalidTrace
+from thunder_fn.executors.torch_executor import lower
+
+X = torch.ones(3, 4)
+
+
+def one(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x * 8
+
+
+def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 3, x.sum()
+
+
+def several(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x * 4, x * 5, x * 6]
+
+
+def scaled(x: torch.Tensor, by: float = 7.0) -> torch.Tensor:
+    return x * by
+
+
+def other(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> None:
+    x.mul_(100)
+
+
+def define(f):
+    torch.library.custom_op("anew::r", f, mutates_args=()).register_fake(f)
+
+
+def f(x):
+    return torch.ops.anew.r(x)
+
+
+def outcome(run):
+    try:
+        return run(X)
+    except InvalidTrace as error:
+        assert "anew.r.default" in str(error), error
+
+
+def hold():
+    "Programs of a trace with the op that is defined now."
+    trace = tfn.trace(f, X)
+    run = lower(trace).run
+    run(X)
+    return lambda x: run(x)[0], lambda x: tfn.evaluate(trace, (x,))[0]
+
+
+define(one)
+jitted = tfn.jit(f)
+jitted(X)
+for number, body in enumerate((same, two, several, scaled, one)):
+    held = hold()
+    torch._library.custom_ops.OPDEF_TO_LIB.pop("anew::r")._destroy()
+    # this operator gets the memory of the one that is freed
+    torch.library.custom_op(f"anew::other{number}", other, mutates_args=("x",))
+    define(body)
+    called, evaluated = map(outcome, held)
+    if body is same:
+        torch.testing.assert_close((called, evaluated), (f(X), f(X)))
+    else:
+        assert called is None
+    for g in (jitted, tfn.jit(f), tfn.jit(lambda x: f(x))):
+        torch.testing.assert_close(g(X), f(X))
+    torch.testing.assert_close(tfn.jit(tfn.vmap(f))(X), torch.func.vmap(body)(X))
+"""
+
+
+def test_no_program_calls_an_operator_that_pytorch_has_freed() -> None:
+    """In a process of its own, which a call of freed memory may end."""
+    command = [sys.executable, "-W", "ignore", "-c", DEFINED_ANEW]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_custom_ops_that_say_that_they_have_no_derivative() -> None:

@@ -87,7 +87,6 @@ def test_a_list_beside_a_tensor_unpacks() -> None:
         trace = b.build(outputs)
         assert "    v1, (v2, v3), v4 = thunder_pretty.pair.default(v0)  # f32[2]," in str(trace)
         assert [int(x[0]) for x in trace.python_callable()(torch.zeros(2))] == [0, 1, 2, 3]
-        ops.overload.cache_clear()
 
 
 def test_names_that_python_or_the_text_uses_are_avoided() -> None:

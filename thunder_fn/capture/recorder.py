@@ -37,6 +37,7 @@ from thunder_fn.capture.modules import WatchedModules
 from thunder_fn.capture.numbers.decided import Decisions
 from thunder_fn.capture.numbers.known_values import KnownValues
 from thunder_fn.capture.numbers.python_numbers import MATH, as_python
+from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.outside.properties import GPU, Properties, attribute
 from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorded import Layout, Leaf, Scope, leaves_of
@@ -641,6 +642,8 @@ class Recorder:
         if func.namespace in ("prim", "profiler"):
             return
         op = ops.leaf(func)
+        if ops.may_be_defined_anew(op):
+            self._on_custom_op(op)
         if op.name in SAME:
             func, args, kwargs = SAME[op.name](*args, **kwargs)
             op = ops.leaf(func)
@@ -662,6 +665,12 @@ class Recorder:
             self._record_physical(PHYSICAL[name], args[0], result)
         else:
             self._record(ops.RESHAPE if name in RESHAPES else op, args, kwargs, result)
+
+    def _on_custom_op(self, op: Op) -> None:
+        """Forget what is known of another op that had this name, and guard the definition."""
+        ops.overload(op)
+        if (watch := observer()) is not None:
+            watch.called_custom_op(op)
 
     def _on_other_thread(self, func: Any) -> ThunderError:
         """Refuse a use of a tracer in a thread that is not the capture's. The thread and the

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 
@@ -27,6 +27,7 @@ from thunder_fn.ir.memory import (
     is_over_lists,
     no_region,
 )
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.trace import Equation, Op, TensorType, Trace, Var, vars_in
 from thunder_fn.ir.walking import merged
 
@@ -35,7 +36,7 @@ CLONE = ops.leaf(torch.ops.aten.clone.default)
 """Ops that copy a value; if nobody reads the value afterwards, they need no copy."""
 
 
-@cache
+@kept_of_ops()
 def in_place(op: Op) -> Op | None:
     """The op that writes the same bits over its first operand, if there is one."""
     if op.kind != "leaf" or not is_fresh(op) or ops.is_random(op):

@@ -18,6 +18,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.executors.running import Watched
 from thunder_fn.ir import ops
+from thunder_fn.ir.memos import kept_of_ops
 from thunder_fn.ir.symbols import hint_of
 from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Type, Var
 
@@ -58,12 +59,12 @@ def spell(op: Op, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) ->
 
 @lru_cache(64)
 def _watched(op: Op) -> Watched:
-    return Watched(internals.runnable(ops.overload(op)))
+    return Watched(ops.program_call(op))
 
 
 def overload_spelling(op: Op) -> Spelling:
     """The op's own overload."""
-    return Spelling(op.name.replace(".", "_"), "torch.ops", internals.runnable(ops.overload(op)))
+    return Spelling(op.name.replace(".", "_"), "torch.ops", ops.program_call(op))
 
 
 def _skeleton(arg: Any) -> Any:
@@ -80,7 +81,7 @@ def _operand(type: Type) -> _Operand:
     )
 
 
-@lru_cache(maxsize=16384)
+@kept_of_ops(16384)
 def _spell(op: Op, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Spelling:
     own = overload_spelling(op)
     if ops.is_random(op) or not _is_known((args, tuple(arg for _, arg in kwargs))):

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ from thunder_fn.ir import facts, ops
 from thunder_fn.ir.constraints import close_symbols
 from thunder_fn.ir.equations import last_uses
 from thunder_fn.ir.memory import is_over_lists
+from thunder_fn.ir.memos import kept
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.pretty import as_comment, binding_line
 from thunder_fn.ir.rules import EVALUATE
@@ -615,7 +616,7 @@ def _body_function(
     return lambda *inputs: run(*inputs, *given)
 
 
-@lru_cache(maxsize=4096)
+@kept(4096)
 def _lower_body(body: Trace, executors: tuple[Executor, ...]) -> Callable[..., tuple[Any, ...]]:
     return lower(body, executors=executors, whole=False).run
 

@@ -21,6 +21,7 @@ from thunder_fn.derived.leaf_vjp import ruled
 from thunder_fn.distributed.heartbeat import WAIT, run_collective
 from thunder_fn.errors import (
     DistributedError,
+    InvalidTrace,
     MissingRule,
     TraceTypeError,
     counted,
@@ -135,6 +136,8 @@ def _apply(
                 results = evaluate(equation.body, [env[var.index] for var in equation.operands])
             case "structured":
                 results = EVALUATE.of(equation)(equation.bodies, *args, **kwargs)
+        if len(results) != len(equation.outputs):
+            raise _other_results(equation, len(results))
         return [value for _, value in zip(equation.outputs, results, strict=True)]
     except (MissingRule, DistributedError):
         raise
@@ -146,6 +149,13 @@ def _apply(
                 )
             )
         raise
+
+
+def _other_results(equation: Equation, count: int) -> InvalidTrace:
+    return InvalidTrace(
+        f"{equation.op}: the equation has {counted(len(equation.outputs), 'output')}, but the op"
+        f" gives {count}\nTrace the function again, with the op as it is now."
+    )
 
 
 def _evaluate_collective(

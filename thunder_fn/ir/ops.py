@@ -7,14 +7,14 @@ PyTorch knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from thunder_fn.errors import InvalidTrace
 from thunder_fn.ir import facts
-from thunder_fn.ir.memos import kept_of_ops, memo
+from thunder_fn.ir.memos import clear_caches, kept_of_ops, memo
 from thunder_fn.ir.trace import Arg, Literal, Op, Trace, TraceBuilder, Type, Var, as_arg
 from thunder_fn.torch_internals import OpOverload, argument_names, runnable, schema_of
 from thunder_fn.torch_internals.pure_twins import PREFIX, twin_of
@@ -45,7 +45,6 @@ DIFFERENTIATED_AS = Op("structured", "differentiated_as")
 
 
 @kept_of_ops()
-@kept_of_ops()
 def leaf(overload: OpOverload) -> Op:
     """The leaf op of a PyTorch overload."""
     return Op("leaf", str(overload))
@@ -60,11 +59,65 @@ def emit(
     return builder.add(known, tuple(map(as_arg, args)), (type,), kwargs=kwargs)[0]
 
 
-@kept_of_ops()
 def overload(op: Op) -> OpOverload:
-    """The PyTorch overload of a leaf op."""
+    """The PyTorch overload of a leaf op.
+
+    A custom op may be defined anew, as by a notebook's cell that runs once more. PyTorch frees the
+    operator that was called so before, and nothing that was known of it holds any longer.
+    """
+    known = _overload(op)
+    if may_be_defined_anew(op) and _look_up(op) is not known:
+        clear_caches()
+        return _overload(op)
+    return known
+
+
+def may_be_defined_anew(op: Op) -> bool:
+    """Test for a custom op, or the twin of one."""
+    return op.is_foreign or op.name.startswith(PREFIX)
+
+
+def packet_place(op: Op) -> tuple[dict[str, Any], str]:
+    """The place where PyTorch keeps a custom op; that of its op for a twin. It has another value
+    when the op is defined anew.
+    """
+    namespace, name, _ = op.name.removeprefix(PREFIX).split(".")
+    return vars(getattr(torch.ops, namespace)), name
+
+
+def program_call(op: Op) -> Callable[..., Any]:
+    """The function by which a program calls a leaf op.
+
+    It calls the custom op that has the name now. One that was defined anew with another schema is
+    refused: the program was made for the arguments and results of the old one.
+    """
+    known = overload(op)
+    if not may_be_defined_anew(op):
+        return runnable(known)
+    schema = str(schema_of(known))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        present = overload(op)
+        if present is not known and str(schema_of(present)) != schema:
+            raise InvalidTrace(
+                f"{op} was defined anew with another schema after this program was made"
+                f"\n  then: {schema}\n  now:  {schema_of(present)}"
+                "\nTrace the function again, or give the new op another name."
+            )
+        return present(*args, **kwargs)
+
+    return call
+
+
+@kept_of_ops()
+def _overload(op: Op) -> OpOverload:
     if op.kind != "leaf":
         raise InvalidTrace(f"{op} is a {op.kind} op and has no PyTorch overload")
+    return _look_up(op)
+
+
+def _look_up(op: Op) -> OpOverload:
+    """The overload that has the name now."""
     namespace, name, variant = op.name.split(".")
     if namespace.startswith(PREFIX):
         return twin_of(overload_named(op.name.removeprefix(PREFIX)))

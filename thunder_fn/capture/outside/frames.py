@@ -26,6 +26,7 @@ from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir.hooks import as_hook
 from thunder_fn.ir.memos import unset_in_memos
 from thunder_fn.ir.scoped import setting
+from thunder_fn.ir.trace import Op
 from thunder_fn.lines import OWN_PROGRAMS
 from thunder_fn.torch_internals import Patch
 from thunder_fn.version import FOLDER
@@ -105,6 +106,9 @@ class Observer(Protocol):
 
     def thread_started(self, name: str) -> None:
         """Note that a thread is started, whose frames nobody sees."""
+
+    def called_custom_op(self, op: Op) -> None:
+        """Note a call of an op that may be defined anew."""
 
     @staticmethod
     def asks(of: Any, names: dict[str, Any]) -> bool:

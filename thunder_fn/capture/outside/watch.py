@@ -72,7 +72,9 @@ from thunder_fn.capture.replaced.number_calls import is_copied
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import is_collecting, is_collectors, referrers
+from thunder_fn.ir import ops
 from thunder_fn.ir.text import escaped
+from thunder_fn.ir.trace import Op
 
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
@@ -349,6 +351,10 @@ class Watch(Evaluator):
         kept = None if (recorder := current()) is None else recorder.kept
         if kept is not None and kept.feeds_tensor(tensor):
             self.edges[kind, *entry].value = Changed(path)
+
+    def called_custom_op(self, op: Op) -> None:
+        """Guard the definition of a custom op."""
+        self.edge("key", *ops.packet_place(op), f"torch.ops.{op}", is_by_value=True)
 
     def called_library(self, module: str, name: str) -> None:
         """Note a call of a library that a trace does not repeat."""

@@ -23,6 +23,7 @@ from thunder_fn.capture.outside.watch import Watch, is_of_trace
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import ThunderError, UnsupportedCall, callable_name
+from thunder_fn.ir.trace import Op
 
 _SAYS = ("print", "write", "writelines", "flush", "warn", "warn_explicit")
 """Calls of C that change no number."""
@@ -101,6 +102,12 @@ class BodyWatch(Watch):
         super().called_library(module, name)
         if self.around is not None and self.around.hears_calls:
             self.around.called_library(module, name)
+
+    def called_custom_op(self, op: Op) -> None:
+        """Guard the definition of a custom op."""
+        super().called_custom_op(op)
+        if self.around is not None:
+            self.around.called_custom_op(op)
 
     def stopped(self) -> None:
         """Note that the body has returned."""
