@@ -21,7 +21,7 @@ import thunder_fn as tfn
 from tests.messages import message_of
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import GraphBreakWarning, MissingRule, UnsupportedCall
+from thunder_fn.errors import DataDependentShape, GraphBreakWarning, MissingRule, UnsupportedCall
 from thunder_fn.ir.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -611,6 +611,23 @@ def test_no_program_calls_an_operator_that_pytorch_has_freed() -> None:
     command = [sys.executable, "-W", "ignore", "-c", DEFINED_ANEW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@torch.library.custom_op("capture_test::strided", mutates_args=())
+def strided(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided((1,), (int(x.sum()),)).zero_()
+
+
+@strided.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided((1,), (torch.library.get_ctx().new_dynamic_size(),))
+
+
+def test_a_number_that_is_in_a_stride_only_is_refused_where_it_is_used() -> None:
+    assert torch.equal(tfn.jit(lambda x: strided(x) + x)(X), X)
+    for f in (lambda x: x * strided(x).stride(0), lambda x: strided(x).stride(0)):
+        with pytest.raises(DataDependentShape, match="u0 depends on the values in a tensor and is only in a stride"):
+            tfn.jit(f)(X)
 
 
 def test_custom_ops_that_say_that_they_have_no_derivative() -> None:

@@ -50,6 +50,7 @@ from thunder_fn.capture.replaced.host_random import untouched_by_refusals
 from thunder_fn.capture.replaced.lookasides import Lookaside, diverted, lookasides
 from thunder_fn.capture.replaced.number_calls import LengthsAsked, answered
 from thunder_fn.capture.replaced.patches import module_scopes
+from thunder_fn.capture.replaced.refusals import check_found
 from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.results import (
     check_own_leaves,
@@ -516,6 +517,8 @@ class _Attempt:
         )
         made("capture", trace)
         check_late(trace, end.late, end.followed, source_of(self.asked.f))
+        if recorder.outer is None and recorder.mode.shape_env is not None:
+            check_found(trace, source_of(self.asked.f))
         if bounds:
             relations = (decision.relation for decision in bounds)
             constraints = tuple(dict.fromkeys((*relations, *trace.constraints)))

@@ -17,7 +17,8 @@ from thunder_fn.errors import (
     DataDependentValue,
     UnsupportedCall,
 )
-from thunder_fn.ir.trace import Expr, Source
+from thunder_fn.ir.symbols import Symbol, mentions, symbols_in, symbols_of
+from thunder_fn.ir.trace import Expr, Source, Trace
 
 Tensor = torch.Tensor
 
@@ -140,6 +141,21 @@ def no_fake_error(op: internals.OpOverload, source: Source | None) -> CaptureErr
         return UnsupportedCall(text, source=source, fix=f"{fix}.")
     fix += "; in it `torch.library.get_ctx().new_dynamic_size()` is a size that depends on values."
     return DataDependentShape(text, source=source, fix=fix)
+
+
+def check_found(trace: Trace, source: Source | None) -> None:
+    """Refuse a number that was found in data and that no equation binds: it is in a stride only."""
+    known = set(symbols_in(trace.inputs))
+    unknown = {one for one in symbols_of(trace) - known if not isinstance(one, Symbol)}
+    if not unknown:
+        return
+    using = (one.source for one in trace.equations if mentions(one, unknown))
+    text = (
+        f"{', '.join(sorted(map(str, unknown)))} depends on the values in a tensor and is only in a"
+        " stride or storage offset, which the program does not read"
+    )
+    fix = "Let the op return it as a size or as a tensor of one number."
+    raise DataDependentShape(text, source=next(using, source), fix=fix)
 
 
 # ---- where the user is ----
