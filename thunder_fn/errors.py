@@ -108,7 +108,8 @@ class TraceTypeError(ThunderError, TypeError, ValueError, RuntimeError):
 
 class InvalidTrace(ThunderError, ValueError):
     """A trace breaks a rule of its grammar (see `thunder_fn.ir.trace`). The interpreter that built
-    it has a bug.
+    it has a bug. Or a custom op was
+    defined anew with another schema after the trace or its program was made.
     """
 
 
