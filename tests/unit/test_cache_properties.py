@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 import thunder_fn
-from thunder_fn import errors
+from thunder_fn import errors, torch_internals as internals
 from thunder_fn.api import grad, vmap
 from thunder_fn.jitted import cache_info, jit
 from thunder_fn.structured.cond import cond
@@ -368,6 +370,35 @@ def test_every_backend_has_a_row() -> None:
     assert {one.name for one in pkgutil.iter_modules(torch.backends.__path__)} <= set(BACKENDS.split())
 
 
+OF_AUTOGRAD_MODULE = "is_multithreading_enabled is_view_replay_enabled _profiler_enabled"
+CONSTANT_OR_OF_TENSORS = """
+_get_accelerator _get_cpu_capability _get_sequence_nr _get_dispatch_mode _is_checkpoint_valid _is_ck_sdpa_available
+_is_flash_attention_available _is_kineto_stopped has_torch_function is_tensor_like
+"""
+
+
+def test_every_getter_of_autograd_and_of_backends_has_a_row() -> None:
+    asks = re.compile(r"_?(get|is|has|are)_|_?profiler_enabled")
+    getters = [name for name in dir(torch.autograd) if asks.match(name)]
+    assert not [name for name in getters if name not in f"{OF_AUTOGRAD_MODULE} {CONSTANT_OR_OF_TENSORS}".split()]
+    known = {*internals.patches.STATE, *IN_EVERY_CALL.split(), *WHERE_ASKED.split(), *CONSTANT_OR_OF_TENSORS.split()}
+    known |= {"_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only"}  # in every call
+    found, root = set[str](), pathlib.Path(torch.__file__).parent
+    for path in (root / "__init__.py", *root.glob("backends/**/*.py"), *root.glob("sparse/*.py")):
+        found |= set(re.findall(r"_C\.(_?(?:get|is|has|are|check)_\w+)\(", path.read_text()))
+    assert found <= known
+
+
+_PROFILERS: list[Any] = []
+
+
+def profiling(on: bool) -> None:
+    while _PROFILERS:
+        _PROFILERS.pop().__exit__(None, None, None)
+    if on:
+        _PROFILERS.append(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).__enter__())
+
+
 @contextlib.contextmanager
 def changed(get: Callable[[], Any], put: Callable[[Any], Any], *values: Any) -> Iterator[Iterator[Any]]:
     """Go through values of a setting; afterwards it is what it was."""
@@ -429,6 +460,16 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any, Any]] = 
     "replayed views": (
         lambda: torch.autograd.is_view_replay_enabled(),
         lambda on: torch._C._set_view_replay_enabled(on),
+        True,
+        False,
+    ),
+    "profiler": (lambda: torch.autograd._profiler_enabled(), profiling, True, False),
+    "profiler by name": (torch.autograd._profiler_enabled, profiling, True, False),
+    "kind of profiler": (lambda: torch._C._autograd._profiler_type().value != 0, profiling, True, False),
+    "flag of the profiler": (lambda: torch.autograd.profiler._is_profiler_enabled, profiling, True, False),
+    "checks of sparse tensors": (
+        lambda: torch.sparse.check_sparse_tensor_invariants.is_enabled(),
+        lambda on: torch._C._set_check_sparse_tensor_invariants(on),
         True,
         False,
     ),

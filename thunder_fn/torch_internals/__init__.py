@@ -167,6 +167,7 @@ from thunder_fn.torch_internals.numbers import (
 )
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
+    PROFILER,
     STREAM_FUNCTIONS,
     Patch,
     TooManyPrograms,

@@ -740,6 +740,8 @@ def calls_patch(
 
 
 STATE = (
+    "_check_sparse_tensor_invariants",
+    "_get_blas_default_backend",
     "_get_blas_preferred_backend",
     "_get_cpu_allow_fp16_reduced_precision_reduction",
     "_get_cublas_allow_bf16_reduced_precision_reduction",
@@ -748,6 +750,7 @@ STATE = (
     "_get_cublas_allow_tf32",
     "_get_cudnn_allow_tf32",
     "_get_cudnn_benchmark",
+    "_get_cudnn_depthwise_kernel",
     "_get_cudnn_deterministic",
     "_get_cudnn_enabled",
     "_get_cudnn_sdp_enabled",
@@ -773,6 +776,9 @@ STATE = (
     "_is_xnnpack_enabled",
 )
 """Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
+
+PROFILER = (torch._C._autograd._profiler_enabled, torch._C._autograd._profiler_type)
+"""Functions that say whether PyTorch's profiler runs, and which one."""
 
 
 def process_patch(

@@ -31,6 +31,7 @@ import numpy
 import torch
 import torch.multiprocessing
 
+from thunder_fn import torch_internals as internals
 from thunder_fn.capture.outside.process import ASKED
 from thunder_fn.capture.outside.reads import ABSENT, is_a, module_of, seen
 from thunder_fn.capture.recorder import CHANGED
@@ -181,6 +182,7 @@ ASKED_AGAIN: dict[int, Callable[..., Any]] = {
         torch.multiprocessing.get_sharing_strategy,
         *(getattr(torch, name) for name in (*ASKED, *CHANGED)),
         *(torch.autograd.is_multithreading_enabled, torch.autograd.is_view_replay_enabled),
+        *internals.PROFILER,
         type.__subclasses__,
     )
 } | {id(locale.setlocale): _locale_of}
