@@ -21,7 +21,7 @@ import thunder_fn as tfn
 from tests.messages import message_of
 from tests.unit.capturing import agree, agree_made
 from thunder_fn.capture import capture
-from thunder_fn.errors import DataDependentShape, GraphBreakWarning, MissingRule, UnsupportedCall
+from thunder_fn.errors import AliasedMutation, DataDependentShape, GraphBreakWarning, MissingRule, UnsupportedCall
 from thunder_fn.ir.trace import subtraces
 
 X = torch.arange(6.0).reshape(2, 3) / 4 + 0.5
@@ -803,6 +803,44 @@ def test_other_hooks_that_a_later_backward_would_not_run_are_refused(f: Any) -> 
         torch.testing.assert_close(gradient(tfn.compile(f)), gradient(f))
 
 
+def note(*args: Any) -> None:
+    SEEN.append(float(len(args)))
+
+
+def made(x: Any) -> Any:
+    return (x * 2).detach().requires_grad_()
+
+
+HOOKING: dict[str, Any] = {
+    "accumulated": lambda y: (y.register_post_accumulate_grad_hook(note), y * 3)[1],
+    "leaf": lambda y: (y.register_hook(note), y * 3)[1],
+    "inner": lambda y: ((z := y * 3).register_hook(note), z * 1)[1],
+    "result": lambda y: ((z := y * 3).register_hook(note), z)[1],
+    "many": lambda y: (torch.autograd.graph.register_multi_grad_hook([y], note), y * 3)[1],
+}
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+@pytest.mark.parametrize("hooking", HOOKING)
+def test_hooks_of_what_the_function_makes_require_grad_are_refused(hooking: str, beside: int) -> None:
+    """They were lost where the backward runs outside. A backward inside runs them."""
+    f = lambda x: (HOOKING[hooking](made(x)) + beside * x).sum()
+    inside = lambda x: (HOOKING[hooking](y := made(x)).sum().backward(), y.grad + x)[1].sum()
+    removed = lambda x: ((y := made(x)).register_hook(note).remove(), (y * 3 + x).sum())[1]
+
+    def gradient(f: Any) -> Any:
+        SEEN.clear()
+        x = X.clone().requires_grad_()
+        f(x).backward()
+        return x.grad, SEEN[:]
+
+    with pytest.raises(UnsupportedCall, match="a backward of a result outside would not run it"):
+        gradient(tfn.jit(f))
+    torch.testing.assert_close(tfn.grad(f)(X), torch.full_like(X, beside))
+    for g in (inside, removed):
+        torch.testing.assert_close(gradient(tfn.jit(g)), gradient(g))
+
+
 def test_hooks_of_nodes_run_for_a_backward_inside() -> None:
     def f(x: Any) -> Any:
         y = leaf(x)
@@ -844,6 +882,40 @@ def test_detach_in_place_after_a_change_of_shape(name: str, args: Any) -> None:
     expected, found = run(f), run(tfn.jit(f))
     assert found[0] == expected[0] and not found[0][0]
     torch.testing.assert_close(found[1:], expected[1:])
+
+
+WRITES: dict[str, Any] = {
+    "itself": lambda y, row: y.mul_(2),
+    "by a view": lambda y, row: y[:1].mul_(2),
+    "by an alias": lambda y, row: y.detach().mul_(2),
+    "without gradients": lambda y, row: torch.no_grad()(y.mul_)(2),
+}
+
+
+@pytest.mark.parametrize("shape", [("clone", ()), *CHANGES_OF_SHAPE], ids=lambda x: x[0])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_after_detach_in_place_beside_a_view(write: str, shape: Any) -> None:
+    """Eager mode forgets the history of the view, and the trace kept it."""
+
+    def beside(x: Any, ends: bool = False) -> Any:
+        y = x * 3
+        getattr(y, shape[0])(*shape[1])
+        row = y[0]
+        y.detach_()
+        if ends:
+            del row
+        WRITES[write](y, None if ends else row)
+        return ((y if ends else row) * 2).sum() + x.sum()
+
+    def slope(f: Any) -> Any:
+        x = X.clone().requires_grad_()
+        return torch.autograd.grad(f(x), x)
+
+    with pytest.raises(AliasedMutation, match="detached in place"):
+        slope(tfn.jit(beside))
+    torch.testing.assert_close(tfn.jit(beside)(X), beside(X))
+    ends = lambda x: beside(x, True)
+    torch.testing.assert_close(slope(tfn.jit(ends)), slope(ends))
 
 
 def test_in_place_changes_of_shape_keep_views_and_gradients() -> None:

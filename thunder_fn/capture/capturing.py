@@ -53,6 +53,7 @@ from thunder_fn.capture.replaced.patches import module_scopes
 from thunder_fn.capture.replaced.refusals import check_found
 from thunder_fn.capture.replaced.seeds import stand_in
 from thunder_fn.capture.results import (
+    check_inner_hooks,
     check_own_leaves,
     freed_output,
     is_inner,
@@ -465,6 +466,7 @@ class _Attempt:
         check_results(recorder, f, results, tracers)
         own = tuple(own_leaves_of(recorder, results))
         check_own_leaves(recorder, f, results, own)
+        check_inner_hooks(recorder, results)
         is_freed = (recorder.gradients.is_freed(leaf) for leaf in results)
         freed = tuple(place for place, flag in enumerate(is_freed) if flag)
         trees = self.in_spec, self.in_leaves, spec, statics

@@ -20,6 +20,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.casts import check_casts
 from thunder_fn.capture.overlaps import check_overlaps, overlaps
 from thunder_fn.capture.replaced.autograd_functions import AUTOGRAD_FUNCTION
+from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import AliasedMutation
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Literal, Op, Source, Var
@@ -93,6 +94,7 @@ class History:
         self._kept: list[torch.Tensor] = []
         self._links: list[_Link] = []
         self._apart: list[tuple[set[int], list[Callable[[], bool]], str, str, bool]] = []
+        self._left: list[tuple[int, Callable[[], bool]]] = []
 
     @property
     def is_following(self) -> bool:
@@ -263,6 +265,7 @@ class History:
         var_of = self.recorder.var_of
         self.writes += 1
         self.check_not_parted(tensors)
+        self._check_not_left(tensors)
         self.bring_up_to_date((*tensors, *others))
         whole: list[tuple[torch.Tensor, Var | None]] = []
         if not torch.is_grad_enabled():
@@ -354,6 +357,31 @@ class History:
         before, value = internals.memory_in(tracer), internals.inner_fake(tracer)
         fake = self._fake(self._stopped(self.recorder.known(value)), value)
         self._link(before, internals.give_memory(tracer, fake))
+
+    def leave(self, tracer: torch.Tensor) -> None:
+        """Note that `tracer.detach_()` is about to take a tracer out of its memory."""
+        watch = internals.memory_watch(internals.memory_in(tracer))
+        self._left.append((internals.memory_id(tracer), watch))
+
+    def _check_not_left(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise if one of the tensors was detached in place and views of it that autograd follows
+        live. In eager mode they lose their history with the write, though they require grad.
+        """
+        left = {memory for memory, is_alive in self._left if is_alive()}
+        if left:
+            left &= set[int]().union(*(self.linked(internals.memory_id(one)) for one in tensors))
+        if not any(
+            internals.memory_id(one) in left and one.requires_grad
+            for one in (self.recorder.living() if left else ())
+            if self.is_own(one) and not is_wrapped(one)
+        ):
+            return
+        what = (
+            "a tensor of which views were taken is detached in place (`detach_`), and then one of"
+            " them is written to: autograd forgets how the views were computed"
+        )
+        fix = "Take the views after `detach_`, or write to a clone (`x = x.detach().clone()`)."
+        raise AliasedMutation(what, source=self.recorder.source, fix=fix)
 
     def set_data(self, tracer: torch.Tensor, value: torch.Tensor) -> None:
         """Note `tracer.data = value`: the tracer gets the memory of the value and keeps its own
@@ -523,4 +551,5 @@ class History:
         self._links.clear()
         self._kept.clear()
         self._apart.clear()
+        self._left.clear()
         del self.recorder

@@ -213,6 +213,7 @@ class Recorder:
         self._made: dict[int, torch.Tensor] = {}
         self._outside: dict[int, torch.Tensor] = {}
         self._tracers: list[weakref.ref[torch.Tensor]] = []
+        self.hooked_inside: list[tuple[torch.Tensor, Any, Source | None]] = []
 
     def _begin_parts(self, *, is_of_call: bool) -> None:
         """Make PyTorch's modes, and who answers the questions that arise in them."""
@@ -308,9 +309,7 @@ class Recorder:
         """Close: tracers that are still alive become values that say so when used, or what is known
         of them. Only these hold something any more.
         """
-        living = [
-            one for one in (ref() for ref in self._tracers) if internals.is_living_tracer(one)
-        ]
+        living = self.living()
         past = self.values.past() if self.is_users and living else None
         held = [one for one in living if not one.requires_grad] if past is not None else []
         variables = [self._last_var_of(one) for one in held]
@@ -333,6 +332,11 @@ class Recorder:
         self.functional_mode.forget()
         if self.outer is None:
             self.call.met = {}
+
+    def living(self) -> list[torch.Tensor]:
+        """The tracers that are still alive."""
+        found = (ref() for ref in self._tracers)
+        return [one for one in found if internals.is_living_tracer(one)]
 
     def _last_var_of(self, tracer: torch.Tensor) -> Var | None:
         """The variable that a tracer stands for at the end; None if writes to its memory wait for

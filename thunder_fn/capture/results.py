@@ -27,7 +27,7 @@ from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.supported import is_wrapped
-from thunder_fn.errors import CaptureError, UnsupportedOutput, callable_name
+from thunder_fn.errors import CaptureError, UnsupportedCall, UnsupportedOutput, callable_name
 from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Var, as_dim
 
 
@@ -179,3 +179,25 @@ def check_own_leaves(
             " and pass the tensor."
         )
         raise UnsupportedOutput(what, source=source_of(f), fix=fix)
+
+
+def check_inner_hooks(recorder: Recorder, results: list[Any]) -> None:
+    """Refuse results whose backward outside would call hooks in eager mode: those of tensors that
+    the function made require grad. A backward by the trace's rules would not.
+    """
+    hooked = [] if recorder.inside else recorder.hooked_inside
+    if not hooked:
+        return
+    tensors = [leaf for leaf in results if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    roots = {internals.node_of(leaf) for leaf in tensors if not recorder.gradients.is_freed(leaf)}
+    nodes = internals.nodes_behind(roots) | roots
+    leaves = {id(leaf) for leaf in (*tensors, *(getattr(one, "variable", None) for one in nodes))}
+    for tensor, handle, source in hooked:
+        node, registered = internals.node_of(tensor), handle.hooks_dict_ref() or ()
+        if handle.id in registered and (id(tensor) in leaves if node is None else node in nodes):
+            raise UnsupportedCall(
+                "a hook was registered on a tensor that is computed from one that the function"
+                " makes require grad, and a backward of a result outside would not run it",
+                source=source,
+                fix="Call `torch.autograd.grad` inside, or make the tensor outside.",
+            )

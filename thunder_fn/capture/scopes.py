@@ -178,6 +178,8 @@ def _detach_in_place(x: Tensor) -> Tensor:
         return x
     has_bits = not is_wrapped(x) and (x.is_conj() or x.is_neg())
     is_view_here = has_bits and _recorder().history.is_given(x)
+    if not is_wrapped(x) and not has_bits:
+        _recorder().history.leave(x)
     if getattr(x, "is_own_view", False) or is_view_here:
         with nullcontext() if has_bits else _recorder().detaches():
             internals.become(x, torch.detach(x))

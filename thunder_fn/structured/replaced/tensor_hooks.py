@@ -41,8 +41,12 @@ def register_hook(x: Tensor, hook: Hook) -> Any:
     """
     recorder = current()
     handle = Tensor.register_hook(x, hook)
-    if recorder is not None and not is_wrapped(x) and _is_differentiated_outside(recorder, x):
+    if recorder is None or is_wrapped(x):
+        return handle
+    if _is_differentiated_outside(recorder, x):
         _record(recorder, x, hook, handle)
+    else:
+        recorder.hooked_inside.append((x, handle, user_source()))
     return handle
 
 
@@ -54,10 +58,13 @@ def register_post_accumulate_grad_hook(x: Tensor, hook: Callable[[Tensor], None]
     """
     recorder = current()
     handle = Tensor.register_post_accumulate_grad_hook(x, hook)
-    if recorder is not None and not is_wrapped(x) and _stays(recorder, x):
+    if recorder is None or is_wrapped(x):
+        return handle
+    if _stays(recorder, x):
         raise _staying(
             recorder, "register_post_accumulate_grad_hook", handle, "Register it outside."
         )
+    recorder.hooked_inside.append((x, handle, user_source()))
     return handle
 
 
