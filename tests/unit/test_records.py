@@ -387,6 +387,8 @@ def test_dims_of_a_batch_are_records_too(cls: type) -> None:
 class Notes:
     """An object of the user's with plain data in it."""
 
+    names: list[Any]
+
     def __init__(self) -> None:
         self.names, self.count = ["first"], 1
 
@@ -481,3 +483,59 @@ def test_a_capture_does_not_look_into_all_records_of_a_table(cls: type, monkeypa
         return len(looks)
 
     assert count(200) <= count(10) + 10
+
+
+# ---- a container that a result holds twice ----
+
+
+@dataclasses.dataclass
+class Twice:
+    a: Any
+    b: Any = None
+
+
+def an_object(x: Tensor) -> Any:
+    made = Notes()
+    made.names = [x]
+    return made
+
+
+MADE: dict[str, Callable[[Tensor], Any]] = {
+    "list": lambda x: [x + 1],
+    "dict": lambda x: {"b": x + 1, "a": [x]},
+    "empty": lambda x: [],
+    "numbers": lambda x: [1, 2.0, None],
+    "default dict": lambda x: collections.defaultdict(list, {3: [x], 1: [x]}),
+    "ordered dict": lambda x: collections.OrderedDict(z=[x], a=x),
+    "record": lambda x: Twice([x + 1]),
+    "object": an_object,
+}
+HELD: dict[str, Callable[[Any, Tensor], Any]] = {
+    "pair": lambda made, x: (made, x, made),
+    "dict": lambda made, x: {"z": made, "b": 3, "a": (x, made)},
+    "nested": lambda made, x: (outer := Twice(made, (made, x)), Twice(outer, made), outer),
+    "once": lambda made, x: (made, [x], [x]),
+}
+
+
+def identities(tree: Any, known: dict[int, int]) -> Any:
+    """What a result is made of, with a number for each object that may be changed."""
+    if isinstance(tree, Tensor):
+        return tree.tolist()
+    number = known.setdefault(id(tree), len(known)) if isinstance(tree, (list, dict, Twice, Notes)) else None
+    parts = vars(tree) if isinstance(tree, (Twice, Notes)) else tree
+    if isinstance(parts, dict):
+        return number, type(tree), [(key, identities(item, known)) for key, item in parts.items()]
+    return (number, [identities(item, known) for item in parts]) if isinstance(parts, (list, tuple)) else tree
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("made", MADE)
+def test_what_a_result_holds_twice_is_one_object(made: str, held: str) -> None:
+    """Each place had an object of its own."""
+    f = lambda x: HELD[held](MADE[made](x), x)
+    jitted = tfn.jit(f)
+    for x in (torch.ones(2), torch.zeros(2), torch.ones(2, requires_grad=True)):
+        if made == "object" and held == "nested":
+            continue  # records around objects are made for each place
+        assert identities(jitted(x), {}) == identities(f(x), {})

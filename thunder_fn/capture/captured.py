@@ -89,7 +89,8 @@ class Captured:
     With effects, the inputs end with one for each of `feeds`, and the outputs with those of the
     `effects`. `kept` guards the objects that they belong to. `freed` are results, by position,
     whose graph `backward()` has freed. `anew` are leaves of the result, by place, that the function
-    makes in each call. `strides` are those of the results of a function inside another one, None
+    makes in each call. `repeated` are nodes of the result that occurred before, by number, each
+    with its first place. `strides` are those of the results of a function inside another one, None
     for contiguous ones.
 
     `is_told`: Python was told values of the call, so that the trace serves no other.
@@ -117,6 +118,7 @@ class Captured:
     flags: tuple[Flag, ...] = ()
     freed: tuple[int, ...] = ()
     anew: tuple[int, ...] = ()
+    repeated: tuple[tuple[int, int], ...] = ()
     strides: tuple[tuple[Dim, ...] | None, ...] = ()
     is_told: bool = False
     is_kept: bool = False
@@ -145,7 +147,8 @@ class Captured:
 
     def result(self, outputs: tuple[Any, ...]) -> Any:
         """Build the function's result from the first outputs of the trace."""
-        return pytree.unflatten(self.out_spec, pytree.filled(self.out_leaves, outputs))
+        leaves = pytree.filled(self.out_leaves, outputs)
+        return pytree.unflatten(self.out_spec, leaves, self.repeated)
 
     @property
     def marks(self) -> Any:

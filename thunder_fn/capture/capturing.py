@@ -471,7 +471,9 @@ class _Attempt:
         freed = tuple(place for place, flag in enumerate(is_freed) if flag)
         trees = self.in_spec, self.in_leaves, spec, statics
         begun = Captured(_NO_TRACE, *trees, own_leaves=own, freed=freed)
-        return dataclasses.replace(begun, anew=made_anew(leaves)), results, outputs
+        same = pytree.repeated_in(tree, spec)
+        begun = dataclasses.replace(begun, anew=made_anew(leaves), repeated=same)
+        return begun, results, outputs
 
     def with_memory(
         self,

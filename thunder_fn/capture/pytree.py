@@ -99,13 +99,31 @@ def _check_depth(spec: PyTreeSpec) -> None:
         )
 
 
-def unflatten(spec: PyTreeSpec, leaves: Sequence[Any]) -> Any:
-    """The tree of this structure with these leaves."""
+def unflatten(
+    spec: PyTreeSpec, leaves: Sequence[Any], repeated: Sequence[tuple[int, int]] = ()
+) -> Any:
+    """The tree of this structure with these leaves. `repeated` nodes are built once."""
     return (
-        _built(spec, iter(leaves))
-        if _looks_at_leaves(spec)
+        _Builder(iter(leaves), repeated).build(spec)
+        if repeated or _looks_at_leaves(spec)
         else optree.tree_unflatten(spec, leaves)
     )
+
+
+def repeated_in(tree: Any, spec: PyTreeSpec) -> tuple[tuple[int, int], ...]:
+    """The nodes of a tree of this structure that are objects met before and may be changed, each
+    by its number, and the number of the first. Numbers count nodes and leaves, parents first.
+    """
+    nodes = nodes_in(_in_order(tree))
+    if len(nodes) != spec.num_nodes:  # with keys or objects that are taken apart otherwise
+        return ()
+    firsts = dict[int, int]()
+    pairs = [
+        (number, firsts.setdefault(id(node), number))
+        for number, node in enumerate(nodes)
+        if not isinstance(node, tuple) and node is not None and is_node(node)
+    ]
+    return tuple((number, first) for number, first in pairs if number != first)
 
 
 class _TensorLeaf:
@@ -232,17 +250,33 @@ def _has_own_new(cls: Any) -> bool:
     return any("__new__" in vars(base) for base in below)
 
 
-def _built(spec: PyTreeSpec, leaves: Iterator[Any]) -> Any:
-    level = spec.one_level()
-    if level is None:
-        return next(leaves)
-    children = [_built(child, leaves) for child in spec.children()]
-    cls: Any = spec.type
-    return (
-        tuple.__new__(cls, children)
-        if _has_own_new(cls)
-        else optree.tree_unflatten(level, children)
-    )
+class _Builder:
+    """Builds a tree from its leaves, node by node."""
+
+    def __init__(self, leaves: Iterator[Any], repeated: Sequence[tuple[int, int]]) -> None:
+        self.leaves = leaves
+        self.repeated = dict(repeated)
+        self.made: dict[int, Any] = {}
+        self.number = 0
+
+    def build(self, spec: PyTreeSpec) -> Any:
+        """Build the next part, which has this structure."""
+        number, self.number = self.number, self.number + 1
+        if (first := self.repeated.get(number)) is not None:
+            self.number = number + spec.num_nodes
+            collections.deque(itertools.islice(self.leaves, spec.num_leaves), 0)
+            return self.made[first]
+        level = spec.one_level()
+        if level is None:
+            return next(self.leaves)
+        children = [self.build(child) for child in spec.children()]
+        cls: Any = spec.type
+        self.made[number] = (
+            tuple.__new__(cls, children)
+            if _has_own_new(cls)
+            else optree.tree_unflatten(level, children)
+        )
+        return self.made[number]
 
 
 def paths(tree: Any, root: str = "") -> list[str]:
@@ -660,9 +694,11 @@ def with_objects(
     Raises:
         UnsupportedOutput: an object leads to itself.
     """
-    above = set[int]()
+    above, renewed = set[int](), dict[int, Object]()
 
     def renew(leaf: Any) -> Any:
+        if id(leaf) in renewed:
+            return renewed[id(leaf)]
         if (fields := fields_of(leaf)) is None:
             return leaf
         if id(leaf) in above:
@@ -673,7 +709,8 @@ def with_objects(
         above.remove(id(leaf))
         held = {name: part for name, part in parts.items() if _may_hold(part)}
         rest = {name: item for name, item in fields.items() if name not in held}
-        return Object(type(leaf), held, rest)
+        renewed[id(leaf)] = Object(type(leaf), held, rest)
+        return renewed[id(leaf)]
 
     def walk(part: Any) -> Any:
         leaves, spec = flatten(part)

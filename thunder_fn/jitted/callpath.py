@@ -150,13 +150,18 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
 
 
 def put_together(
-    structure: Structure, values: Sequence[str], names: Namespace, spec: pytree.PyTreeSpec
+    structure: Structure,
+    values: Sequence[str],
+    names: Namespace,
+    spec: pytree.PyTreeSpec,
+    repeated: Sequence[tuple[int, int]] = (),
 ) -> str:
     """An expression for the structure with these values as leaves."""
-    if is_plain(structure):
+    if is_plain(structure) and not repeated:
         return _expression(structure, values, names)
     unflatten = names.bind(pytree.unflatten, "unflatten")
-    return f"{unflatten}({names.bind(spec, 'spec')}, [{', '.join(values)}])"
+    again = f", {names.bind(repeated, 'repeated')}" if repeated else ""
+    return f"{unflatten}({names.bind(spec, 'spec')}, [{', '.join(values)}]{again})"
 
 
 def _expression(structure: Structure, values: Sequence[str], names: Namespace) -> str:

@@ -806,7 +806,7 @@ class _Execution:
             else:
                 leaves.append(made.get(id(leaf)) or self.names.literal(leaf))
         spec = self.captured.out_spec
-        return lines, put_together(skeleton(spec), leaves, self.names, spec)
+        return lines, put_together(skeleton(spec), leaves, self.names, spec, self.captured.repeated)
 
     def texts(self, values: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return lines, and the text of each result. A view of a written tensor is made here, once
