@@ -114,6 +114,27 @@ def node_hook() -> object:
 
 
 @error
+def inner_hook() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.detach().requires_grad_()
+        y.register_hook(lambda g: g * 3)
+        return (x * y).sum()
+
+    return tfn.jit(f)(X.clone().requires_grad_())
+
+
+@error
+def left_views() -> object:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        row = y[0]
+        y.detach_().mul_(2)
+        return row.sum()
+
+    return tfn.jit(f)(X.clone().requires_grad_())
+
+
+@error
 def new_gradient() -> object:
     leaf = X.clone().requires_grad_()
 
