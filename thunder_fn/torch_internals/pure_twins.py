@@ -76,7 +76,7 @@ def twin_of(overload: OpOverload) -> OpOverload:
     before, _meant[qualified] = _meant.get(qualified), overload
     if before is None or str(schema_of(before)) != str(schema) or before.tags != overload.tags:
         if before is not None:
-            _schemas[qualified]._destroy()
+            _schemas[qualified]._destroy()  # pyright: ignore[reportPrivateUsage]
         arguments = re.sub(
             r"\(\w+!?\)|\*, ", "", str(schema).split("(", 1)[1].rsplit(") -> ", 1)[0]
         )
