@@ -110,10 +110,8 @@ class Reached:
         self.contents: dict[int, Snapshot] = {}
         self.dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         """The `__dict__`s of objects, and what they held when they were met."""
-        self.made, self.touched = set[int](), set[int]()
-        """Records of the function that were met outside; the holders that a frame looks at."""
-        self.built: dict[int, Any] = {}
-        """Objects whose `__init__` has run in a frame of the function."""
+        self.made, self.touched, self.built = set[int](), set[int](), dict[int, Any]()
+        """Own records met outside; holders a frame looks at; objects that were initialized."""
         self.stack: list[Frame] = []
         self.data: dict[type, bool] = {type(ABSENT): True}
         self.open: dict[type, bool] = {}
