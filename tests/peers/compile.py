@@ -59,12 +59,12 @@ BACKENDS = (
 )
 """Backends of `torch._dynamo.testing` that count and record."""
 EXPLAINED = "python -m thunder_fn explain"
-"""What the note of every error of thunder_fn's says, the error of a traced function included."""
+"""The note that every error of thunder_fn carries, the error of a traced function included."""
 ONLY_COMPILE = re.compile(
     r"graphs?\b|op_count|frame_count|count_ops|counters|cache_size|node_names|placeholder|recompil|graph_break"
     r"|\bguards?\b|FileCheck|source_codes?\b|[bf]w_code|\bcodes?\b|metrics|\bgm\b|_orig_mod"
 )
-"""What an assertion mentions that looks at what only torch.compile has."""
+"""Words of an assertion that looks at what only torch.compile has."""
 
 
 class Missing:
@@ -183,7 +183,7 @@ def _at(place: ast.stmt, made: ast.stmt) -> ast.stmt:
 
 
 class Exchanged:
-    """What takes the place of torch.compile. `how` may change between runs: it is read when a test compiles a function."""
+    """The stand-in for torch.compile. `how` may change between runs: it is read when a test compiles a function."""
 
     def __init__(self, how: str) -> None:
         self.how = how

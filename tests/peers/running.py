@@ -1,4 +1,4 @@
-"""What programs that run files of PyTorch's tests share: a file as a module with names exchanged, its tests, a summary."""
+"""The common part of programs that run PyTorch's test files: a file as a module with names exchanged, its tests, a summary."""
 
 from __future__ import annotations
 

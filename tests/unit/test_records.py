@@ -519,7 +519,7 @@ HELD: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 def identities(tree: Any, known: dict[int, int]) -> Any:
-    """What a result is made of, with a number for each object that may be changed."""
+    """The parts of a result, with a number for each object that may be changed."""
     if isinstance(tree, Tensor):
         return tree.tolist()
     number = known.setdefault(id(tree), len(known)) if isinstance(tree, (list, dict, Twice, Notes)) else None
