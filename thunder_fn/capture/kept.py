@@ -39,6 +39,7 @@ from thunder_fn.capture.kept_state import (
     is_like,
     is_numeric,
 )
+from thunder_fn.capture.modules import is_tensors
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, look, store
@@ -391,9 +392,10 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            parts = old if _is_state(old) and _has_parts(now, old) else (old,)
+            is_renewed = _is_state(old) and is_tensors(now) and len(now) == len(old)
+            parts = old if is_renewed else (old,)
             is_read = is_read or not used.isdisjoint(map(id, parts))
-            is_fed = (isinstance(now, torch.Tensor) and _is_plain(old)) or parts is old
+            is_fed = is_renewed or (isinstance(now, torch.Tensor) and _is_plain(old))
             if (
                 is_read
                 and is_fed
@@ -859,14 +861,8 @@ def _is_plain(value: Any) -> bool:
 
 def _is_state(value: Any) -> bool:
     """Test for a tuple of tensors, as a state that the function makes anew."""
-    is_tuple = type(value) is tuple and len(value) > 0
-    return is_tuple and all(map(_is_plain, value)) and len(set(map(id, value))) == len(value)
-
-
-def _has_parts(now: Any, old: tuple[Any, ...]) -> bool:
-    """Test for a tuple of as many tensors."""
-    is_like_old = type(now) is tuple and len(now) == len(old)
-    return is_like_old and all(isinstance(one, torch.Tensor) for one in now)
+    is_apart = is_tensors(value) and len(set(map(id, value))) == len(value)
+    return is_apart and all(map(_is_plain, value))
 
 
 def _is_scalar(value: Any) -> bool:

@@ -231,7 +231,7 @@ def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
             yield section, name, value, before
 
 
-def is_tensors(value: Any) -> bool:
+def is_tensors(value: Any) -> TypeGuard[tuple[torch.Tensor, ...]]:
     """Test for a tuple of tensors."""
     is_tuple = type(value) is tuple and len(value) > 0
     return is_tuple and all(isinstance(one, torch.Tensor) for one in value)
