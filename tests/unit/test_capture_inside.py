@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -628,6 +630,25 @@ def test_a_number_that_is_in_a_stride_only_is_refused_where_it_is_used() -> None
     for f in (lambda x: x * strided(x).stride(0), lambda x: strided(x).stride(0)):
         with pytest.raises(DataDependentShape, match="u0 depends on the values in a tensor and is only in a stride"):
             tfn.jit(f)(X)
+
+
+SCHEMAS = ("Tensor x, Tensor(a!) out", "Tensor x, Tensor(a!)[] out", "Tensor x, Tensor(a!)? out")
+
+
+@pytest.mark.parametrize("schemas", tuple(itertools.permutations(SCHEMAS)))
+def test_an_op_that_writes_has_no_derivative_after_it_is_defined_anew(schemas: tuple[str, ...]) -> None:
+    """The tensors of the latest schema count: the gradient was that of a function that writes nothing."""
+
+    def f(x: Any, out: Any) -> None:
+        torch.ops.capture_test.anew_out(x, out)
+
+    for schema in (*schemas, schemas[0]):
+        with torch.library._scoped_library("capture_test", "FRAGMENT") as library:
+            library.define(f"anew_out({schema}) -> ()")
+            library.impl("anew_out", lambda x, out: [one.copy_(x) for one in pytree.tree_leaves(out)] and None, "CPU")
+            out = [X.clone()] if "[]" in schema else X.clone()
+            with pytest.raises(MissingRule, match=r"capture_test\.anew_out\.default writes to its arguments"):
+                tfn.jit(f)(X.clone().requires_grad_(), out)
 
 
 def test_custom_ops_that_say_that_they_have_no_derivative() -> None:

@@ -25,10 +25,10 @@ from thunder_fn.torch_internals import OpOverload, has_own_functionalization, sc
 
 PREFIX = "thunder_fn_pure_"
 _schemas: dict[str, torch.library.Library] = {}
-"""The definition of each twin."""
+"""The definition of each twin, and its derivative, which reads where the definition has tensors."""
 _kernels: dict[str, torch.library.Library] = {}
-"""The kernels of each twin. They outlive a definition: PyTorch frees an op that has neither, and
-programs may still hold it.
+"""The other kernels of each twin. They outlive a definition: PyTorch frees an op that has neither,
+and programs may still hold it.
 """
 _meant: dict[str, OpOverload] = {}
 """The op that each twin calls: the latest of the name, as a notebook's cell may define it anew."""
@@ -85,6 +85,7 @@ def twin_of(overload: OpOverload) -> OpOverload:
             f"{full}({arguments}) -> ({', '.join(map(_type_text, _results(schema)))})",
             tags=overload.tags,
         )
+        torch.library.register_autograd(qualified, partial(_refuse, qualified), lib=library)
         if before is None:
             _define_kernels(PREFIX + namespace, qualified)
     return getattr(getattr(getattr(torch.ops, PREFIX + namespace), name), variant)
@@ -110,16 +111,16 @@ def _define_kernels(namespace: str, qualified: str) -> None:
         results = [*fresh, *copies]
         return tuple(results) if len(results) > 1 else results[0]
 
-    def refuse(*args: Any) -> Any:
-        raise MissingRule(
-            f"{_meant[qualified]} writes to its arguments, and PyTorch has no derivative for such"
-            " custom ops"
-        )
-
     library = _kernels[qualified] = torch.library.Library(namespace, "FRAGMENT")
     library.impl(qualified.split("::")[1], run, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, run, lib=library)
-    torch.library.register_autograd(qualified, refuse, lib=library)
+
+
+def _refuse(qualified: str, *_: Any) -> Any:
+    raise MissingRule(
+        f"{_meant[qualified]} writes to its arguments, and PyTorch has no derivative for such"
+        " custom ops"
+    )
 
 
 def _complete(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
