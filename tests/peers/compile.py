@@ -11,8 +11,8 @@ nothing. What such tests say of frames, ops and graphs holds of `Anything`, so t
 Each test that does not pass runs again with `--how eager`. A test ends as one of these:
 
     passed          nothing of what it compares differs
-    not applicable  `not_applicable.py` or PyTorch leaves it out, it fails eagerly too, or its line looks at what only
-                    torch.compile has
+    not applicable  `not_applicable.py` or PyTorch leaves it out, it fails eagerly at the same line or before it, or its
+                    line looks at what only torch.compile has
     refused         an error of thunder_fn's
     wrong           an assertion fails, which holds eagerly
     crashed         any other error, the limit of `--limit` or the end of the process
@@ -283,6 +283,14 @@ def end_of(text: str, file: Path) -> str:
     return "wrong" if kind.startswith("AssertionError") else "crashed"
 
 
+def fails_before(text: str, eagerly: str, file: Path) -> bool:
+    """Whether a test fails at an earlier line than eagerly, by its tracebacks: what comes between holds eagerly."""
+    line = re.compile(rf'{re.escape(file.name)}", line (\d+)')
+    last = (one.rpartition("Traceback (most recent call last)")[2] for one in (text, eagerly))  # after its causes
+    ours, theirs = ([int(number) for number in line.findall(one)] for one in last)
+    return ours < theirs
+
+
 def ends(found: list[unittest.TestCase], path: Path, exchanged: Exchanged, limit: int) -> Iterator[tuple[str, str]]:
     """The end of each test and its traceback or reason. One that fails runs again at once, eagerly."""
     for test, (how, text) in zip(found, outcomes(found, limit), strict=True):
@@ -293,7 +301,7 @@ def ends(found: list[unittest.TestCase], path: Path, exchanged: Exchanged, limit
         else:
             end = end_of(text, path)
             eagerly, why = exchanged.eagerly(test, limit)
-            if eagerly != "passed":
+            if eagerly != "passed" and not fails_before(text, why, path):
                 end, text = "not applicable", f"fails eagerly, {end} here: {kind_of(why)}"[:100]
             elif end == "not applicable":
                 text = "looks at what only torch.compile has"

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import nn
+from torch import func, nn
+from torch.autograd import forward_ad
 
 import thunder_fn as tfn
 from tests.messages import message_of
@@ -547,6 +548,68 @@ def test_a_part_that_cannot_be_traced_runs_as_it_is() -> None:
         "f is no single trace, and goes through Dynamo, in parts:",
         "a part of a compiled function runs as it is, by PyTorch:",
     ]
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Numbers of eight bits: a part of Dynamo's with a quantized tensor in it cannot be traced."""
+    return x.sin() + torch.quantize_per_tensor(x.detach().float(), 0.1, 0, torch.qint8).dequantize()
+
+
+def dual(x: torch.Tensor) -> torch.Tensor:
+    """The tangent by a level of forward mode."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(rounded(forward_ad.make_dual(x, x + 1))).tangent * 2
+
+
+def under(scope: Any) -> Any:
+    """Round in a scope, and compute after it."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with scope():
+            y = x @ x.T + rounded(x @ x.T)
+        return (y @ x).sin() @ x.T
+
+    return f
+
+
+LEAVES_SCOPES = {
+    "grad": lambda x: func.grad(lambda x: rounded(x).sum())(x) * x,
+    "grad of grad": lambda x: func.grad(lambda x: func.grad(lambda x: rounded(x * x).sum())(x).sum())(x) * x,
+    "jvp": lambda x: func.jvp(rounded, (x,), (x + 1,))[1] * x,
+    "jvp of jvp": lambda x: func.jvp(lambda x: func.jvp(rounded, (x * x,), (x,))[1], (x,), (x + 1,))[1] * x,
+    "jvp of grad": lambda x: func.jvp(func.grad(lambda x: rounded(x * x).sum()), (x,), (x + 1,))[1] * x,
+    "vmap": lambda x: torch.vmap(rounded)(x) * x,
+    "vmap of grad": lambda x: torch.vmap(func.grad(lambda x: rounded(x).sum()))(x) * x,
+    "jacfwd": lambda x: func.jacfwd(rounded)(x) * 2,
+    "dual level": dual,
+    "no_grad": under(torch.no_grad),
+    "autocast": under(lambda: torch.autocast("cpu")),
+    "autocast of another dtype": under(lambda: torch.autocast("cpu", dtype=torch.float16)),
+    "autocast without its cache": under(lambda: torch.autocast("cpu", cache_enabled=False)),
+    "autocast off": under(lambda: torch.autocast("cpu", enabled=False)),
+    "forward mode off": under(lambda: forward_ad._set_fwd_grad_enabled(False)),
+    "inference mode": under(torch.inference_mode),
+}
+"""Functions that open a scope by calls of their own in Dynamo's graph. What closes it comes after the refusal."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore::thunder_fn.errors.GraphBreakWarning", "ignore:There is a performance drop", "ignore:torch.quantize"
+)
+@pytest.mark.parametrize("what", LEAVES_SCOPES)
+def test_a_part_that_cannot_be_traced_leaves_no_scope_open(what: str) -> None:
+    f, x = LEAVES_SCOPES[what], X.clone().requires_grad_(what != "inference mode")
+    expected, before = f(x), internals.flags()
+    compiled = tfn.compile(f)
+    for _ in range(2):
+        found = compiled(x)
+        assert type(found) is torch.Tensor and found.dtype == expected.dtype
+        assert same(found, expected) and found.requires_grad == expected.requires_grad
+        assert internals.flags() == before and not internals.inside_torch_func()
+    if expected.requires_grad:
+        assert same(*(torch.autograd.grad(one.sum(), x)[0] for one in (found, expected)))
+    assert same(func.jvp(torch.sin, (X,), (X,))[1], X.cos() * X)  # no level is left
+    assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
 
 
 class Counts(Breaks):

@@ -560,11 +560,13 @@ def _unchanged(asked: _Options, arguments: Any) -> Generator[None]:
 def _run(
     recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any
 ) -> Any:
+    put_back = internals.scopes_kept()
     try:
         with torch.no_grad() if grad_off else nullcontext(), frames.running():
             result = f(*args, **kwargs)
     except Exception as error:
         internals.release_guards(error)
+        put_back()
         if recorder.late_error is not None and error is not recorder.late_error:
             raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):

@@ -83,6 +83,7 @@ from thunder_fn.torch_internals.guards import (
     global_state,
     global_state_guard,
     kinds_of_modes,
+    scopes_kept,
     tensor_guard,
 )
 from thunder_fn.torch_internals.higher_order import (

@@ -131,16 +131,64 @@ def flags_kept() -> Callable[[], None]:
     """
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     mode = torch.get_deterministic_debug_mode()
-    autocast = [(kind, torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
+    forward, caching = torch._C._is_fwd_grad_enabled(), torch.is_autocast_cache_enabled()
+    autocast = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
 
     def put_back() -> None:
         torch._C._set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward)
         torch.set_default_dtype(dtype)
         torch.set_deterministic_debug_mode(mode)
-        for kind, enabled in autocast:
+        torch.set_autocast_cache_enabled(caching)
+        for kind, enabled, lower in autocast:
             torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, lower)
 
     return put_back
+
+
+def scopes_kept() -> Callable[[], None]:
+    """Make a function that sets flags as they are now and closes scopes that are open by then.
+
+    A graph of Dynamo opens scopes by calls, such as `_grad_increment_nesting()`, and closes them by
+    others, which an error keeps it from.
+    """
+    put_flags_back = flags_kept()
+    depth, is_dual, nesting = _depth(), _has_dual_level(), _autocast_nesting()
+
+    def put_back() -> None:
+        if _depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _has_dual_level() and not is_dual:
+            torch._C._exit_dual_level(level=0)
+        for _ in range(_autocast_nesting() - nesting):
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        put_flags_back()
+
+    return put_back
+
+
+def _depth() -> int:
+    return torch._C._functorch.get_dynamic_layer_stack_depth()
+
+
+def _has_dual_level() -> bool:
+    """Test for a level of forward mode, of which PyTorch has one at a time."""
+    try:
+        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+    except RuntimeError:
+        return True
+    return False
+
+
+def _autocast_nesting() -> int:
+    """The number of autocast regions around what runs now."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 @functools.lru_cache(maxsize=256)
