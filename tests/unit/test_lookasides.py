@@ -128,6 +128,24 @@ def test_other_threads_run_the_original_meanwhile() -> None:
 # ---- flex_attention ----
 
 
+@pytest.mark.parametrize("how", ["jit", "compile"])
+def test_a_block_mask_is_a_result_as_any_object(how: str) -> None:
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    def f(x: Tensor, size: int) -> Any:
+        return create_block_mask(causal, None, None, size, size, device="cpu", BLOCK_SIZE=2), x * 2
+
+    ours = getattr(tfn, how)(f)
+    for size in (4, 4, 6):
+        (mask, _), (want, _) = ours(X, size), f(X, size)
+        assert type(mask) is BlockMask and torch.equal(mask.to_dense(), want.to_dense())
+        assert list(vars(mask)) == list(vars(want)) and mask.seq_lengths == want.seq_lengths
+        assert mask.mask_mod is want.mask_mod
+
+
 def test_flex_attention_under_transforms() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

@@ -102,26 +102,25 @@ OBJECTS = [Bare, BareSlots, Both, Namespace]
 
 
 def plain(value: Any) -> Any:
-    """The value as numbers and names."""
+    """The value as numbers and names, in its order."""
     if isinstance(value, Tensor):
         assert type(value) is Tensor, value
         return value.tolist(), value.requires_grad
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return [(key, plain(item)) for key, item in value.items()]
     if dataclasses.is_dataclass(value):
         names = [entry.name for entry in dataclasses.fields(value)]
-        return type(value).__name__, {
-            name: plain(getattr(value, name)) for name in dict.fromkeys([*names, *getattr(value, "__dict__", {})])
-        }
+        names = dict.fromkeys([*getattr(value, "__dict__", {}), *names])
+        return type(value).__name__, [(name, plain(getattr(value, name))) for name in names]
     if isinstance(value, (*OBJECTS, Cell)):
         names = [
             *getattr(type(value), "__slots__", ()),
             *getattr(BareSlots, "__slots__", ()),
             *getattr(value, "__dict__", {}),
         ]
-        return type(value).__name__, {name: plain(getattr(value, name)) for name in names if hasattr(value, name)}
+        return type(value).__name__, [(name, plain(getattr(value, name))) for name in names if hasattr(value, name)]
     return type(value).__name__, value
 
 
@@ -174,6 +173,13 @@ def test_attributes_beside_the_fields_of_what_is_differentiated() -> None:
         torch.testing.assert_close(getattr(found, name), want)
 
 
+def set_anew(value: Any) -> Any:
+    """The attribute is the last one now."""
+    del value.k
+    value.k = value.extra
+    return value
+
+
 def asked_for_half(value: More) -> More:
     assert value.half is not None
     return value
@@ -188,6 +194,7 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "in one another": lambda x: Plain(More(x), Frozen(x + 1)),
     "replaced": lambda x: dataclasses.replace(Frozen(x), k=x * 2),
     "less": lambda x: (lambda d: (delattr(d, "late"), d)[1])(More(x)),
+    "set anew": lambda x: set_anew(with_extra(Plain(x + 1, "m"), 4.5)),
 }
 
 
@@ -224,6 +231,8 @@ OBJECT_RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "in a dataclass": lambda x: Plain(Bare(x), {"c": Cell(x)}),
     "with what is outside": lambda x: Cell(x, OUTSIDE, name="n"),
     "an argument in it": lambda x: Cell(x, x.view(-1)),
+    "others between tensors": lambda x: Cell("a", name="b", y=x * 2, of=OUTSIDE, z=Bare(x), flag=True),
+    "set anew": lambda x: set_anew(Cell(x, k=x * 2, name="n", extra=x + 1)),
     "a number of the sizes": lambda x: Cell(x, x.shape[0], x.numel() * 2),
     "written to later": lambda x: (lambda c: (c.others[0].add_(1), c)[1])(Cell(x, x * 2)),
 }

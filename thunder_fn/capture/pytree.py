@@ -632,18 +632,35 @@ def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """The attributes of an object that may have tensors in them or count something, and a
     function that rebuilds it.
     """
-    held = {name: item for name, item in vars(value).items() if _may_hold(item)}
-    rest = tuple((name, _Fixed(item)) for name, item in vars(value).items() if name not in held)
-    return list(held.values()), (type(value), tuple(held), rest)
+    attributes = vars(value)
+    held, layout = _apart(attributes, [name for name in attributes if _may_hold(attributes[name])])
+    return held, (type(value), layout)
+
+
+_Layout = tuple["str | tuple[str, _Fixed]", ...]
+"""Attributes in their order: the name of each that is a child, and the others with their values."""
+
+
+def _apart(attributes: dict[str, Any], held: Iterable[str]) -> tuple[list[Any], _Layout]:
+    children = {name: attributes[name] for name in held}
+    layout = (
+        name if name in children else (name, _Fixed(item)) for name, item in attributes.items()
+    )
+    return [*children.values()], tuple(layout)
+
+
+def _together(layout: _Layout, children: Iterable[Any]) -> dict[str, Any]:
+    fresh = iter(children)
+    return {
+        name: next(fresh) if fixed is None else fixed.value
+        for name, fixed in ((one, None) if isinstance(one, str) else one for one in layout)
+    }
 
 
 def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
     """Give an object the attributes that another one held."""
-    items, (_, names, rest) = state
-    attributes = {
-        **dict(zip(names, items, strict=True)),
-        **{name: fixed.value for name, fixed in rest},
-    }
+    items, (_, layout) = state
+    attributes = _together(layout, items)
     for name in vars(value).keys() - attributes.keys():
         del vars(value)[name]
     vars(value).update(attributes)
@@ -676,13 +693,13 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Object:
-    """An object of a plain class as a node: its class, the attributes that may have tensors in
-    them, and the others.
+    """An object of a plain class as a node: its class and its attributes, those of `held` as
+    children.
     """
 
     cls: type
-    held: dict[str, Any]
-    rest: dict[str, Any]
+    attributes: dict[str, Any]
+    held: tuple[str, ...]
 
 
 def with_objects(
@@ -707,9 +724,9 @@ def with_objects(
         above.add(id(leaf))
         parts = {name: walk(item) for name, item in fields.items()}
         above.remove(id(leaf))
-        held = {name: part for name, part in parts.items() if _may_hold(part)}
-        rest = {name: item for name, item in fields.items() if name not in held}
-        renewed[id(leaf)] = Object(type(leaf), held, rest)
+        held = tuple(name for name, part in parts.items() if _may_hold(part))
+        either = {name: parts[name] if name in held else item for name, item in fields.items()}
+        renewed[id(leaf)] = Object(type(leaf), either, held)
         return renewed[id(leaf)]
 
     def walk(part: Any) -> Any:
@@ -726,9 +743,8 @@ def with_objects(
 
 
 def _object_apart(node: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
-    rest = tuple((name, _Fixed(item)) for name, item in node.rest.items())
-    names = tuple(node.held)
-    return list(node.held.values()), (node.cls, (names, rest)), names
+    children, layout = _apart(node.attributes, node.held)
+    return children, (node.cls, layout), node.held
 
 
 def _object_again(of: Any, children: Iterable[Any]) -> Any:
@@ -770,25 +786,20 @@ def fields_in(value: Any) -> tuple[str, ...]:
     return tuple(entry.name for entry in dataclasses.fields(value) if hasattr(value, entry.name))
 
 
-def parts_of_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[str, ...]]:
+def parts_of_dataclass(value: Any) -> tuple[list[Any], _Layout, tuple[str, ...]]:
     """The fields of a dataclass, and the attributes beside them that may have tensors in them; the
-    names of all; and these names. `__post_init__` makes such attributes, and cached properties do.
+    layout of all; and their names. `__post_init__` makes such attributes, and cached properties do.
     """
-    fields = fields_in(value)
-    more = {
-        name: item for name, item in getattr(value, "__dict__", {}).items() if name not in fields
-    }
-    held = tuple(name for name, item in more.items() if _may_hold(item))
-    rest = tuple((name, _Fixed(item)) for name, item in more.items() if name not in held)
-    names = (*fields, *held)
-    return tuple(getattr(value, name) for name in names), (names, rest), names
+    fields = {name: getattr(value, name) for name in fields_in(value)}
+    attributes = {**getattr(value, "__dict__", {}), **fields}
+    held = tuple(name for name, item in attributes.items() if name in fields or _may_hold(item))
+    return *_apart(attributes, held), held
 
 
-def _rebuild(cls: type, context: Any, children: Iterable[Any]) -> Any:
+def _rebuild(cls: type, layout: Any, children: Iterable[Any]) -> Any:
     """An object with these parts, its `__init__` not run: what it holds may be tracers."""
-    names, rest = context
     kind = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
-    value, others = kind.__new__(cls), ((name, fixed.value) for name, fixed in rest)
-    for name, part in (*zip(names, children, strict=True), *others):
+    value = kind.__new__(cls)
+    for name, part in _together(layout, children).items():
         object.__setattr__(value, name, part)
     return value

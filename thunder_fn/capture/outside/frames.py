@@ -39,7 +39,7 @@ ROOT = FOLDER + os.sep
 """The folder of this package."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_LIKE_USERS = ("torch.optim", "torch.distributions")
+_LIKE_USERS = ("torch.optim", "torch.distributions", "torch.nn.attention.flex_attention")
 """Packages of PyTorch that are seen as a user's: their objects are the user's state."""
 _SEEN = tuple(
     root + name.partition(".")[2].replace(".", os.sep)
