@@ -23,11 +23,13 @@ def load(path: Path, exchange: ast.NodeTransformer, known: Mapping[str, Any]) ->
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     module.__dict__.update({f"_peer_{name}": value for name, value in known.items()})
-    sys.modules[path.stem] = module
+    sys.modules[path.stem] = sys.modules[f"{path.parent.name}.{path.stem}"] = module
     sys.path.insert(0, str(path.parent))
     parsed = ast.parse(path.read_text())
     for name in sorted(_imported(parsed)):
-        if name not in sys.modules and (beside := path.parent / f"{name}.py").exists():
+        folder, _, stem = name.rpartition(".")  # `test_x` and `inductor.test_x` are one file
+        is_beside = folder in ("", path.parent.name) and (beside := path.parent / f"{stem}.py").exists()
+        if is_beside and name not in sys.modules:
             load(beside, exchange, known)  # what a test calls in such a file, as `compute_quantities_for_vmap_test`
     tree = ast.fix_missing_locations(exchange.visit(parsed))
     exec(compile(tree, str(path), "exec"), module.__dict__)

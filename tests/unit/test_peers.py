@@ -42,6 +42,7 @@ def test_names_are_exchanged_in_a_library_and_nowhere_else(tmp_path: Path, monke
 DRAWN = """
 import torch
 import torch._dynamo.test_case
+from drawn_tests.beside import NAME
 from torch._dynamo.testing import CompileCounter, decorator_that_pytorch_does_not_have
 
 class Drawn(torch._dynamo.test_case.TestCase):
@@ -50,6 +51,7 @@ class Drawn(torch._dynamo.test_case.TestCase):
         counter, x = CompileCounter(), torch.ones(2)
         self.assertEqual(torch.compile(torch.sin, backend=counter)(x), x.sin())
         self.assertEqual(counter.frame_count, 7)
+        self.assertEqual(NAME, "the file beside this one, by its package")
 
     def test_is_wrong(self):
         self.assertIs(torch.compile(torch.sin), torch.sin)
@@ -87,8 +89,10 @@ def _compile(file: Path, how: str, written: Path) -> None:
     ],
 )
 def test_pytorchs_tests_of_compile_end_as_one_of_five(tmp_path: Path, how: str, numbers: str) -> None:
-    file, written = tmp_path / "peer_drawn.py", tmp_path / "written.txt"
-    file.write_text(DRAWN)
+    folder, written = tmp_path / "drawn_tests", tmp_path / "written.txt"
+    folder.mkdir()
+    (file := folder / "peer_drawn.py").write_text(DRAWN)
+    (folder / "beside.py").write_text('NAME = "the file beside this one, by its package"')
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which PyTorch has and which all wait
         process = multiprocessing.get_context("fork").Process(target=_compile, args=(file, how, written))
