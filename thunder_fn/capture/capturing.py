@@ -177,14 +177,16 @@ def _wants_symbols(error: Exception) -> bool:
 
 
 def beginning(given: Any = ()) -> Callable[[], None]:
-    """Note what places outside, and the containers among these arguments, hold now. The result
-    gives it back to them, before the function runs again.
+    """Note PyTorch's state, and what places outside and the containers among these arguments hold
+    now. The result puts it back, before the function runs again.
     """
     watch = frames.observer()
     held = [snapshot(node) for node in pytree.nodes_in(given) if is_a(node, HOLDERS)]
     moment = (lambda: None) if watch is None else watch.moment()
+    put_back = internals.state_kept()
 
     def begin_again() -> None:
+        put_back()
         moment()
         for one in held:
             one.restore()
@@ -557,16 +559,30 @@ def _unchanged(asked: _Options, arguments: Any) -> Generator[None]:
     check_unchanged(held, asked.name, fix)
 
 
+@contextmanager
+def _same_modes(f: Callable[..., Any], name: str) -> Generator[None]:
+    """Refuse a function that leaves other torch function modes than it found: they would see, in
+    the place of the recorder's or below it, the ops of others.
+    """
+    modes = internals.function_modes()
+    try:
+        yield
+    finally:
+        is_same = internals.keep_function_modes(modes)
+    if not is_same:
+        what = f"{name} leaves other torch function modes than it found"
+        raise UnsupportedCall(what, source=source_of(f), fix="Enter a mode by a `with`.")
+
+
 def _run(
     recorder: Recorder, f: Callable[..., Any], name: str, grad_off: bool, args: Any, kwargs: Any
 ) -> Any:
-    put_back = internals.scopes_kept()
     try:
-        with torch.no_grad() if grad_off else nullcontext(), frames.running():
+        off = torch.no_grad() if grad_off else nullcontext()
+        with _same_modes(f, name), off, frames.running():
             result = f(*args, **kwargs)
     except Exception as error:
         internals.release_guards(error)
-        put_back()
         if recorder.late_error is not None and error is not recorder.late_error:
             raise recorder.late_error from error
         if recorder.kept is not None and isinstance(error, internals.NEEDS_A_NUMBER):

@@ -396,11 +396,17 @@ def outside_of(watched: Watched, kept: tuple[KeptState, ...]) -> Outside | None:
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
     """A function that was traced: its reads from outside, once it is finished, and the moment
-    before it ran. A call of that moment undoes its writes to places outside.
+    before it ran. `put_back` gives PyTorch the state of that moment.
     """
 
     reads: list[Outside]
     first_moment: Moment
+    put_back: Callable[[], None]
+
+    def begin_again(self) -> None:
+        """Undo what the function wrote to places outside, and what it set in PyTorch."""
+        self.put_back()
+        self.first_moment()
 
 
 @contextmanager
@@ -417,10 +423,10 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch = Watch(f, parts)
-    watched = Watched([], watch.first_moment)
+    before = internals.state()
+    watched = Watched([], watch.first_moment, internals.state_kept())
     for value in given:
         watch.reach(value, type(value).__name__)
-    before, put_back = internals.flags(), internals.flags_kept()
     try:
         with observing(watch) as attributes:
             yield watched
@@ -432,7 +438,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
             watch.draw_again()
         raise
     watch.finish()
-    _refuse_state(f, before, put_back)
+    _refuse_state(f, before, watched.put_back)
     _refuse(f, watch)
     outside = reads_of(watch, attributes)
     for one in watch.constants.values():
@@ -506,7 +512,7 @@ def _refuse_state(
     f: Callable[..., Any], before: Mapping[str, Any], put_back: Callable[[], None]
 ) -> None:
     """Refuse a function that leaves PyTorch in another state: its program would not set it."""
-    after = internals.flags()
+    after = internals.state()
     if after == before:
         return
     names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))

@@ -168,7 +168,7 @@ def build(
     try:
         return _entry(f, options, call, symbolic, captured, traces, watched)
     except Exception:  # f has not run
-        watched.first_moment()
+        watched.begin_again()
         raise
 
 
@@ -236,12 +236,12 @@ def _traced(
             wanted=wanted,
         )
         try:
-            captured, traces = _with_numbers(wanted, trace, watched.first_moment)
+            captured, traces = _with_numbers(wanted, trace, watched.begin_again)
             if torch.is_grad_enabled():
                 read_formulas(captured.trace)
         except Exception as error:
             if not is_final or (isinstance(error, ThunderError) and error.is_refusal):
-                watched.first_moment()
+                watched.begin_again()
             raise
     if (generator := host_random.drawn_since(before)) is not None:
         _warn_of_constants(f, captured.trace.name, generator)
@@ -434,11 +434,13 @@ def capture_call(
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
         if is_followed(captured):
             # again, with what is computed where gradients are off as constants
+            leave = internals.state_kept()
             begin_again()
             with torch.enable_grad():
                 captured = capture(
                     function, call.args, call.kwargs, grad_off=True, **options_of_capture
                 )
+            leave()
     return captured, transformed(captured.trace, options)
 
 

@@ -109,9 +109,11 @@ class _Part(Jitted):
     def call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no call path serves."""
         if not self.runs_eagerly:
+            put_back = internals.state_kept()
             try:
                 return super().call_slowly(args, kwargs)
             except TracedFunctionError:
+                put_back()  # a `with` of the user's is two calls in a graph
                 raise
             except _UNTRACED as error:
                 what = "a part of a compiled function runs as it is, by PyTorch:\n  "

@@ -79,11 +79,11 @@ from thunder_fn.torch_internals.guards import (
     attention_kernels,
     dict_guard,
     flags,
-    flags_kept,
     global_state,
     global_state_guard,
     kinds_of_modes,
-    scopes_kept,
+    state,
+    state_kept,
     tensor_guard,
 )
 from thunder_fn.torch_internals.higher_order import (
@@ -141,6 +141,7 @@ from thunder_fn.torch_internals.modes import (
     is_multithreaded,
     is_script_traced,
     isolated,
+    keep_function_modes,
     no_autocast,
     no_autocast_cache,
     no_torch_function,

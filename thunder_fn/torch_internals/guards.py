@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 
-from thunder_fn.torch_internals.modes import function_modes
+from thunder_fn.torch_internals.modes import default_device, dispatch_modes, function_modes
 
 
 def tensor_guard(
@@ -100,6 +100,15 @@ def attention_kernels() -> tuple[Any, ...]:
     return (*enabled, of._get_cudnn_sdp_enabled(), *of._get_sdp_priority_order())
 
 
+def _set_attention_kernels(kernels: tuple[Any, ...]) -> None:
+    flash, efficient, math, cudnn, *order = kernels
+    torch._C._set_sdp_use_flash(flash)
+    torch._C._set_sdp_use_mem_efficient(efficient)
+    torch._C._set_sdp_use_math(math)
+    torch._C._set_sdp_use_cudnn(cudnn)
+    torch._C._set_sdp_priority_order(order)
+
+
 _KERNELS = attention_kernels()
 
 
@@ -150,16 +159,30 @@ def flags_kept() -> Callable[[], None]:
     return put_back
 
 
-def scopes_kept() -> Callable[[], None]:
-    """Make a function that sets flags as they are now and closes scopes that are open by then.
+def state() -> Mapping[str, Any]:
+    """The flags, kernels and modes that change the meaning of a PyTorch program, by name."""
+    modes = {"torch function modes": kinds_of_modes(), "torch dispatch modes": dispatch_modes()}
+    return {**flags(), "attention kernels": attention_kernels(), **modes}
+
+
+def state_kept() -> Callable[[], None]:
+    """Make a function that sets flags and the default device as they are now, and closes scopes
+    that are open by then.
 
     A graph of Dynamo opens scopes by calls, such as `_grad_increment_nesting()`, and closes them by
     others, which an error keeps it from.
     """
     put_flags_back = flags_kept()
     depth, is_dual, nesting = _depth(), _has_dual_level(), _autocast_nesting()
+    device, modes, kernels = default_device(), dispatch_modes(), attention_kernels()
 
     def put_back() -> None:
+        if default_device() != device:
+            torch.set_default_device(device)
+        if attention_kernels() != kernels:
+            _set_attention_kernels(kernels)
+        for _ in dispatch_modes()[len(modes) :]:
+            torch._C._pop_torch_dispatch_stack(None)
         if _depth() > depth:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         if _has_dual_level() and not is_dual:

@@ -344,6 +344,31 @@ def function_modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
+def default_device() -> torch.device | None:
+    """The device of `torch.set_default_device`."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def keep_function_modes(modes: Sequence[Any]) -> bool:
+    """Make these the active torch function modes, and test whether they were. The default device,
+    which is below all others, stays.
+    """
+    present = function_modes()
+    device, others = _apart(present)
+    expected = _apart(modes)[1]
+    if list(map(id, others)) == list(map(id, expected)):
+        return True
+    _exchange_function_modes(len(present), [*device, *expected])
+    return False
+
+
+def _apart(modes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Modes that say a device, and others."""
+    devices = [mode for mode in modes if isinstance(mode, torch.utils._device.DeviceContext)]
+    return devices, [mode for mode in modes if mode not in devices]
+
+
 def dispatch_modes() -> list[Any]:
     """The active torch dispatch modes."""
     return [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
