@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import contextvars
 import dataclasses
 import functools
 import io
 import itertools
 import math
+import operator
 import pickle
+import queue
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.backends.cuda import SDPAParams
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import register_pytree_node
 
@@ -324,6 +330,12 @@ class Row(list[Any]):
     """Not a pytree."""
 
 
+def in_queue(x: Any) -> Any:
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made.put(x)
+    return made
+
+
 OF_CODE = "Return the tensors, and make of them what is called outside of the traced function."
 RESULTS: dict[str, tuple[Any, str]] = {
     "generator": (generator, "generator returned a generator, whose code has not run\nReturn a list."),
@@ -368,6 +380,32 @@ RESULTS: dict[str, tuple[Any, str]] = {
             ("reversed", lambda x: reversed([x])),
             ("accumulate", lambda x: itertools.accumulate([x, x])),
             ("iter of numbers", lambda x: (x, iter([1, 2]))),
+        )
+    },
+    **{
+        f"{kind} of tensors": (
+            f,
+            f"<lambda> returned {article} {kind} that holds traced tensors, but {kind} is not a pytree\n"
+            "Return the tensors, or register the class with `torch.utils._pytree.register_pytree_node`.",
+        )
+        for article, kind, f in (
+            ("a", "slice", lambda x: slice(x, None)),
+            ("a", "cell", lambda x: types.CellType(x)),
+            ("a", "dict_keys", lambda x: {x: 1}.keys()),
+            ("a", "dict_values", lambda x: {1: x}.values()),
+            ("a", "dict_items", lambda x: {1: x}.items()),
+            ("an", "odict_values", lambda x: collections.OrderedDict(a=x).values()),
+            ("a", "mappingproxy", lambda x: types.MappingProxyType({1: x})),
+            ("a", "SimpleQueue", lambda x: in_queue(x)),
+            ("an", "itemgetter", lambda x: operator.itemgetter(x)),
+            ("a", "methodcaller", lambda x: operator.methodcaller("add", x)),
+            ("a", "property", lambda x: property(lambda of: x)),
+            ("a", "staticmethod", lambda x: staticmethod(lambda: x)),
+            ("a", "_lru_cache_wrapper", lambda x: functools.lru_cache(lambda: x)),
+            ("a", "ValueError", lambda x: ValueError(x)),
+            ("a", "ContextVar", lambda x: contextvars.ContextVar("x", default=x)),
+            ("a", "GenericAlias", lambda x: types.GenericAlias(list, (x,))),
+            ("a", "SDPAParams", lambda x: SDPAParams(x, x, x, None, 0.0, False, False)),
         )
     },
 }

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import func, nn
 from torch.autograd import forward_ad
+from torch.nn.attention.bias import causal_lower_right
 
 import thunder_fn as tfn
 from tests.messages import message_of
@@ -610,6 +611,38 @@ def test_a_part_that_cannot_be_traced_leaves_no_scope_open(what: str) -> None:
         assert same(*(torch.autograd.grad(one.sum(), x)[0] for one in (found, expected)))
     assert same(func.jvp(torch.sin, (X,), (X,))[1], X.cos() * X)  # no level is left
     assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
+
+
+class Sub(torch.Tensor):
+    """A class of tensors that changes nothing."""
+
+
+OF_ANOTHER_CLASS = {
+    "constructor": lambda x: Sub(x * 2),
+    "constructor, and back": lambda x: (Sub(x) + 1).as_subclass(torch.Tensor),
+    "as_subclass": lambda x: (x * 2).as_subclass(Sub),
+    "_make_subclass": lambda x: torch.Tensor._make_subclass(Sub, x * 2),
+    "lazy layer": lambda x: nn.LazyLinear(2)(x) * 0,
+    "bias of attention": lambda x: nn.functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], attn_mask=causal_lower_right(2, 2)
+    ),
+    "view of a dict": lambda x: {1: x * 2}.values(),
+    "slice": lambda x: slice(x * 2),
+    "exception": lambda x: ValueError(x * 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.GraphBreakWarning", "ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("what", OF_ANOTHER_CLASS)
+def test_a_compiled_function_makes_what_no_program_can(what: str) -> None:
+    f = OF_ANOTHER_CLASS[what]
+    with pytest.raises((tfn.errors.UnsupportedCall, tfn.errors.UnsupportedOutput)):
+        tfn.jit(f)(X)
+    found, expected = tfn.compile(f)(X), f(X)
+    assert type(found) is type(expected)
+    parts = {"dict_values": list, "slice": lambda one: [one.stop], "ValueError": lambda one: one.args}
+    tensors = [parts.get(type(one).__name__, lambda one: [one])(one) for one in (found, expected)]
+    assert all(map(same, *tensors))
 
 
 class Counts(Breaks):

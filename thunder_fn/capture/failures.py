@@ -21,7 +21,6 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import KINDS
-from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorder import Recorder, current
@@ -32,7 +31,6 @@ from thunder_fn.capture.replaced.refusals import (
     script_error,
 )
 from thunder_fn.capture.scopes import ScopeMode, user_source
-from thunder_fn.capture.stored import has_tracers
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -85,8 +83,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     if (watch := frames.observer()) is not None and watch.is_outside(leaf):
         return  # what is stored in it is stored there in each call
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
-    holds = has_tracers(leaf) or holds_tracer(getattr(leaf, "__dict__", None))
-    if _reaches_tracer(leaf) if is_code else holds:
+    if _reaches_tracer(leaf):
         text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
             "" if is_code else f", but {cls} is not a pytree"
         )
@@ -108,9 +105,9 @@ _MOST = 10_000
 
 
 def _reaches_tracer(leaf: Any) -> bool:
-    """Test for a traced tensor behind a function: in its cells and defaults, its object, and in
-    theirs. At most so many objects are looked at, and none from outside: what the function stores
-    in these is stored there in each call.
+    """Test for a traced tensor behind a function or an object: in its cells, defaults and
+    attributes, what it views or holds, and in theirs. At most so many objects are looked at, and
+    none from outside: what the function stores in these is stored there in each call.
     """
     seen, todo, watch = dict[int, Any](), [leaf], frames.observer()
     while todo and len(seen) < _MOST:
@@ -126,8 +123,19 @@ def _reaches_tracer(leaf: Any) -> bool:
         if type(value) is types.FunctionType:
             todo += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
         elif not issubclass(type(value), torch.Tensor):
-            todo += gc.get_referents(value)
+            todo += [*gc.get_referents(value), *_properties_in_cpp(value)]
     return False
+
+
+def _properties_in_cpp(value: Any) -> list[Any]:
+    """The properties of an object of pybind's, such as `SDPAParams`, whose parts Python does not
+    see.
+    """
+    cls = type(value)
+    if type(cls).__name__ != "pybind11_type":
+        return []
+    names = (name for name, found in vars(cls).items() if isinstance(found, property))
+    return [getattr(value, name) for name in names]
 
 
 # ---- memory that is reached twice ----
@@ -202,7 +210,7 @@ _INTERNAL = re.compile(
     r" [Tt]ensor|torch\.compile/|"
     r'different device "meta"|functionaliz|wrapper subclass|does not have storage|Python'
     r" dispatcher|shape_env|"
-    r"EffectType|INTERNAL ASSERT FAILED"
+    r"EffectType|INTERNAL ASSERT FAILED|already associated to a python object"
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -365,7 +366,7 @@ def keep_function_modes(modes: Sequence[Any]) -> bool:
 
 def _apart(modes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Modes that say a device, and others."""
-    devices = [mode for mode in modes if isinstance(mode, torch.utils._device.DeviceContext)]
+    devices = [mode for mode in modes if isinstance(mode, DeviceContext)]
     return devices, [mode for mode in modes if mode not in devices]
 
 
