@@ -313,7 +313,7 @@ EVERY = {
     "unit/test_training_step.py::test_schedules_between_calls_do_not_retrace": 3,
     "unit/test_training_step.py::test_state_of_an_optimizer_that_steps_elsewhere": 2,
     "unit/test_training_step.py::test_steps": 9,
-    "unit/test_tuple_state.py::test_a_tuple_of_tensors_is_state": 54,
+    "unit/test_renewed_state.py::test_a_container_of_tensors_is_state": 240,
     "unit/test_types_of_tensors.py::test_a_tensor_has_the_class_that_it_has_in_eager_code": 63,
     "unit/test_types_of_tensors.py::test_another_name_of_type_is_refused": 3,
     "unit/test_under_dynamo.py::test_in_one_graph": 3,

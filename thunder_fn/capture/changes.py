@@ -244,7 +244,8 @@ def _stored(recorder: Recorder, leaf: Any, name: str, stored: dict[int, Atom]) -
     if id(leaf) not in stored or not isinstance(leaf, torch.Tensor):
         atom = output_of(recorder, leaf, name)
         is_tensor = isinstance(leaf, torch.Tensor)
-        is_kept = is_tensor and (leaf.requires_grad or recorder.history.is_given(leaf))
+        is_given = recorder.history.is_given(leaf) or recorder.is_from_outside(leaf)
+        is_kept = is_tensor and (leaf.requires_grad or is_given)
         stored[id(leaf)] = atom if is_kept else recorder.stopped(atom)
     return stored[id(leaf)]
 

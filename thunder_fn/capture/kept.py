@@ -21,7 +21,7 @@ import enum
 import operator
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,15 +31,8 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.kept_state import (
-    PLAIN,
-    KeptState,
-    entries_of,
-    has_keys_of,
-    is_like,
-    is_numeric,
-)
-from thunder_fn.capture.modules import is_tensors
+from thunder_fn.capture.comparisons import PLAIN, entries_of, has_keys_of, is_like, is_numeric
+from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, look, store
@@ -62,15 +55,20 @@ from thunder_fn.capture.places import (
     Entry,
     Feed,
     Item,
+    Part,
+    Path,
     Snapshot,
     Stays,
+    Step,
     Update,
     held_at,
     put,
     snapshot,
 )
+from thunder_fn.capture.renewed import Parts, parts_of, state_in
 from thunder_fn.capture.stored import (
     alive,
+    changed,
     has_tracers,
     holds_numbers,
     in_order,
@@ -140,6 +138,8 @@ class Kept:
     places: dict[Entry, tuple[Any, Any]] = field(default_factory=dict)
     placed: dict[Entry, Any] = field(default_factory=dict[Entry, Any])
     """Their values before the capture, for which symbols may stand now."""
+    states: dict[Entry, Parts] = field(default_factory=dict[Entry, Parts])
+    """The containers of tensors in such places."""
     exact: list[Snapshot] = field(default_factory=list[Snapshot])
     """Containers, with the content that they have to have before each call."""
     lists: dict[Entry, Any] = field(default_factory=dict)
@@ -241,29 +241,45 @@ class Kept:
         if isinstance(value, torch.Tensor) and not self.feeds_tensor(value):
             self.tensors.append((Feed(container, key), value))
             self.given[place] = value
-        if _is_state(value) and not any(map(self.feeds_tensor, value)):
-            parts = enumerate(value)
-            self.tensors += [(Feed(container, key, index=i), item) for i, item in parts]
-            self.given[place] = value
+        state = state_in(value)
+        if state is not None and not any(map(self.feeds_tensor, state.tensors.values())):
+            parts = state.tensors.items()
+            self.tensors += [(Feed(container, key, path=path), item) for path, item in parts]
+            self._feed_state(container, key, state)
         if type(value) in (tuple, list) and all(map(is_number, value)):
             parts = enumerate(value)
             kind: Any = type(value)
-            symbols = kind(self._symbol(container, key, i, part) for i, part in parts)
+            symbols = kind(self._symbol(container, key, (Step(i),), part) for i, part in parts)
             self.given[place] = kind(symbols)
             put(container, key, symbols)
         elif is_number(value):
-            self.given[place] = symbol = self._symbol(container, key, None, value)
+            self.given[place] = symbol = self._symbol(container, key, (), value)
             put(container, key, symbol)
+
+    def _feed_state(self, container: Any, key: Any, state: Parts) -> None:
+        """Note a container whose parts are inputs of the trace. One with numbers that are, too, is
+        another one while the function runs.
+        """
+        place, parts = (id(container), key), state.leaves.items()
+        numbers = {
+            path: self._symbol(container, key, path, leaf)
+            for path, leaf in parts
+            if (id(container), Part(key, path)) in self.wanted
+        }
+        if numbers:
+            put(container, key, state.with_numbers(numbers))
+        self.given[place] = held_at(container, key)
+        self.states[place] = parts_of(self.given[place])
 
     def feeds_tensor(self, value: Any) -> bool:
         """Test whether a tensor is an input of the trace, read from its place in each call."""
         return any(tensor is value for _, tensor in self.tensors)
 
     def _symbol(
-        self, container: Any, key: Any, index: int | None, value: Any, *, is_item: bool = False
+        self, container: Any, key: Any, path: Path, value: Any, *, is_item: bool = False
     ) -> Any:
         symbol = number_symbol(_FIRST + len(self.feeds), value)
-        self.feeds.append(Feed(container, key, symbol, index, is_item))
+        self.feeds.append(Feed(container, key, symbol, path, is_item))
         return self.recorder.number(Expr(symbol))
 
     def _feed_item(self, container: Any, key: Any, tensor: torch.Tensor) -> None:
@@ -271,7 +287,7 @@ class Kept:
         with internals.isolated(), internals.no_torch_function():
             number = tensor.item()
         if is_number(number):
-            symbol = self._symbol(container, key, None, number, is_item=True)
+            symbol = self._symbol(container, key, (), number, is_item=True)
             self.items[id(tensor)] = tensor, symbol
 
     def item(self, tensor: torch.Tensor) -> Any:
@@ -376,7 +392,7 @@ class Kept:
             MustFeed: it reads the tensor that was there, which is another one in the next call.
             UnsupportedCall: some items of a list are new, and others are not.
         """
-        found, before = list(self.stored()), len(self.places)
+        found, before, wanted = list(self.stored()), len(self.places), set[Entry]()
         used = {id(tensor) for tensor, _, _ in self.recorder.lifted()}
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
@@ -392,23 +408,32 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            is_renewed = _is_state(old) and is_tensors(now) and len(now) == len(old)
-            parts = old if is_renewed else (old,)
+            state = self._renewed(one)
+            parts = [old] if state is None else [*state.tensors.values()]
+            within = set[int]() if state is None else state.within | parts_of(now).within
             is_read = is_read or not used.isdisjoint(map(id, parts))
-            is_fed = is_renewed or (isinstance(now, torch.Tensor) and _is_plain(old))
+            is_fed = state is not None or (isinstance(now, torch.Tensor) and _is_plain(old))
             if (
                 is_read
                 and is_fed
                 and id(holder) not in whole
-                and not any(self._is_elsewhere(part, one.entry, reached, old) for part in parts)
+                and not any(self._is_elsewhere(part, one.entry, reached, within) for part in parts)
             ):
                 self.places.setdefault(one.entry, (holder, key))
+                wanted |= self._numbers_wanted(one, state)
             if key in (APPENDED, PREPENDED) and not old:  # it may be emptied before
                 self.exact.append(Snapshot(holder, []))
         self.places.update(self._wanted_elsewhere())
-        if len(self.places) > before:
-            raise MustFeed(self.wanted)
+        if len(self.places) > before or wanted:
+            raise MustFeed(self.wanted | wanted)
         return found
+
+    def _numbers_wanted(self, one: Change, state: Parts | None) -> set[Entry]:
+        """The numbers in a container of tensors that the function changes, and that are not fed."""
+        if state is None:
+            return set()
+        paths = state.numbers_changed(parts_of(one.now))
+        return {(id(one.holder), Part(one.key, path)) for path in paths} - self.wanted
 
     def _read_as_a_whole(
         self, found: Sequence[Change], reached: Mapping[int, set[Entry]]
@@ -484,19 +509,45 @@ class Kept:
         """Find the fed numbers outside of kept objects that the function has changed."""
         for place, (holder, key) in self.places.items():
             old, now = self.given.get(place), held_at(holder, key)
-            if not isinstance(old, torch.Tensor) and holds_numbers(now) and not is_like(old, now):
+            is_other = holds_numbers(now) and not has_tracers(now) and not is_like(old, now)
+            if not isinstance(old, torch.Tensor) and is_other:
                 yield Change(holder, key, old, now)
 
+    def _renewed(self, one: Change) -> Parts | None:
+        """Take a container of tensors apart, if the function puts another one of the same form in
+        its place, and neither changes it nor stores it elsewhere.
+        """
+        old, watch = state_in(one.before), frames.observer()
+        if old is None or watch is None or not old.becomes(parts_of(one.now)):
+            return None
+        if not (own := old.changeable):
+            return old
+        written = {identity for _, identity, _ in (*watch.before, *watch.counted)}
+        is_changed = not own.isdisjoint(written | watch.changing.keys())
+        reached = (
+            id(edge.value) in own and (id(edge.holder), edge.key) != one.entry
+            for edge in watch.edges.values()
+            if id(edge.holder) not in old.within
+        )
+        now = [look(kind, holder, key) for (kind, _, key), (holder, _) in watch.before.items()]
+        now += [one.container for one in changed(watch.contents.values())]
+        is_stored = any(not own.isdisjoint(parts_of(value).changeable) for value in now)
+        return None if is_changed or any(reached) or is_stored else old
+
     def _is_elsewhere(
-        self, tensor: torch.Tensor, place: Entry, reached: Mapping[int, set[Entry]], old: Any
+        self,
+        tensor: torch.Tensor,
+        place: Entry,
+        reached: Mapping[int, set[Entry]],
+        within: Container[int],
     ) -> bool:
         """Test whether the function can reach a tensor in another way than by this place, and the
-        tuple that was there.
+        containers `within` that were or are there.
         """
         modules = self.recorder.modules
         here = any(one.entry == place for one in modules.stored)
         return modules.held[id(tensor)] > here or any(
-            one != place and one[0] != id(old) for one in reached.get(id(tensor), ())
+            one != place and one[0] not in within for one in reached.get(id(tensor), ())
         )
 
     def _reached(self) -> dict[int, set[Entry]]:
@@ -642,10 +693,12 @@ class Kept:
         return is_there or is_lasting(value) or is_a(value, types.BuiltinFunctionType)
 
     def _is_given(self, value: Any) -> bool:
-        """Test for a tuple of tensors that is another one in the next call: it was read from a
-        place that is fed.
+        """Test for a container that is another one in the next call: it was read from a place that
+        is fed, or the function has made it of what is fed.
         """
-        return type(value) is tuple and any(value is one for one in self.given.values())
+        read = (one for state in self.states.values() for one in state.containers)
+        tensors = (leaf for leaf in leaves_in(value) if is_a(leaf, torch.Tensor))
+        return any(value is one for one in read) or any(map(self.feeds_tensor, tensors))
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor from outside that is the same in each call of the program."""
@@ -689,8 +742,13 @@ class Kept:
         contents += tuple(self.exact)
         tensors = tuple(feed for feed, _ in self.tensors)
         numbers = tuple(self.feeds)
-        places = tuple((*one, self.placed[place]) for place, one in self.places.items())
+        forms = {place: state.form() for place, state in self.states.items()}
+        places = tuple(
+            (*one, forms.get(place, self.placed[place])) for place, one in self.places.items()
+        )
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
+        seen = *self.states.values(), *(parts_of(self.placed[place]) for place in self.states)
+        options["within"] = frozenset[int]().union(*(one.within for one in seen))
         placed = self.places.keys() & {one.entry for one in modules}
         options["stored"] = frozenset(free | placed)
         if self.tensors:
@@ -857,12 +915,6 @@ def _between_items(holder: Any) -> UnsupportedCall:
 def _is_plain(value: Any) -> bool:
     """Test for a tensor that a program can be given instead of another one."""
     return isinstance(value, torch.Tensor) and not value.requires_grad
-
-
-def _is_state(value: Any) -> bool:
-    """Test for a tuple of tensors, as a state that the function makes anew."""
-    is_apart = is_tensors(value) and len(set(map(id, value))) == len(value)
-    return is_apart and all(map(_is_plain, value))
 
 
 def _is_scalar(value: Any) -> bool:

@@ -6,21 +6,20 @@ Numbers that are inputs of the trace (`Feed`) may differ: only the decisions abo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.comparisons import entries_of, has_keys_of, is_like, is_numeric, type_of
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.reads import ABSENT
 from thunder_fn.capture.places import Entry, Feed, Snapshot, held_at
+from thunder_fn.capture.renewed import Form, parts_of
 from thunder_fn.ir.text import program_text, run_text
-from thunder_fn.ir.trace import Expr, Literal, as_dim
-
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""Types of plain data, which is compared by value."""
+from thunder_fn.ir.trace import Expr
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +36,14 @@ class KeptState:
     wanted: frozenset[Entry] = frozenset()
     refused: frozenset[Entry] = frozenset()
     tensors: tuple[Feed, ...] = ()
-    places: tuple[tuple[Any, Any, torch.Tensor], ...] = ()
+    places: tuple[tuple[Any, Any, Any], ...] = ()
     stored: frozenset[Entry] = frozenset()
     apart: frozenset[int] = frozenset()
-    """The identities of tensors that the function found elsewhere: a place that is fed held none of
-    them.
+    """The identities of tensors and containers that the function found elsewhere: a place that is
+    fed held none of them.
     """
+    within: frozenset[int] = frozenset()
+    """The identities of the containers that were in places that are fed."""
     quick: Callable[[], bool] | None = None
     slow: tuple[Snapshot, ...] = ()
 
@@ -64,10 +65,7 @@ class KeptState:
             return False
         if not quick:
             self.prepare()
-        if self._unfed():
-            return False
-        fed = [id(feed.read()) for feed in self.tensors]
-        if len(set(fed)) < len(fed) or not self.apart.isdisjoint(fed):
+        if self._unfed() or not self._is_apart():
             return False
         if self.decide is None:
             return True
@@ -76,6 +74,14 @@ class KeptState:
             is_number(one) for one, f in zip(numbers, self.feeds, strict=True) if f.is_item
         )
         return all(are_numbers) and self.decide(*numbers)
+
+    def _is_apart(self) -> bool:
+        """Test for tensors and containers of which each is in one place alone."""
+        fed = [id(feed.read()) for feed in self.tensors]
+        for holder, key, before in self.places:
+            if type(before) is Form and not before.is_fixed:
+                fed += parts_of(held_at(holder, key)).changeable
+        return len(set(fed)) == len(fed) and self.apart.isdisjoint(fed)
 
     def _matches(self, one: Snapshot) -> bool:
         container, before = one.container, one.before
@@ -93,18 +99,17 @@ class KeptState:
         )
 
     def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
+        if type(before) is Form:
+            return before.is_of(parts_of(now))
         if (id(container), key) not in self.fed or type(now) is not type(before):
             return False
         if isinstance(now, torch.Tensor):
-            return _type_of(now) == _type_of(before)
+            return type_of(now) == type_of(before)
         if type(now) not in (tuple, list):
             return is_number(now)
         pairs = zip(now, before, strict=False)
-        return len(now) == len(before) and all(
-            type(a) is type(b)
-            and (_type_of(a) == _type_of(b) if isinstance(a, torch.Tensor) else is_number(a))
-            for a, b in pairs
-        )
+        is_same = len(now) == len(before) and all(type(a) is type(b) for a, b in pairs)
+        return is_same and all(map(is_number, now))
 
     def _unfed(self) -> list[Any]:
         """The keys of places that no longer hold a tensor like the one of the trace."""
@@ -158,48 +163,3 @@ def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[...
     lines = [f"def decide({names}):", f"    return {text}", ""]
     run_text(program_text(lines), "decide", context)
     return context["decide"]
-
-
-# ---- comparisons ----
-
-
-def entries_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """The entries of a container, with their keys."""
-    return iter(container.items() if isinstance(container, dict) else enumerate(container))
-
-
-def has_keys_of(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    """Test whether a dict has the keys that it had, in the same order."""
-    pairs = zip(now, before, strict=False)
-    return len(now) == len(before) and all(is_like(new, old) for new, old in pairs)
-
-
-def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The properties of a tensor that a trace depends on."""
-    is_plain = not tensor.is_conj() and not tensor.is_neg()
-    place = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-    return *place, tensor.requires_grad, type(tensor), is_plain
-
-
-def is_numeric(value: Any) -> bool:
-    """Test for a number, or a tuple or list of numbers."""
-    parts = value if type(value) in (tuple, list) else (value,)
-    return bool(parts) and all(type(part) in (int, float) for part in parts)
-
-
-def is_like(before: Any, now: Any) -> bool:
-    """Test whether a value is the old one: an object by identity, plain data by value and type."""
-    if before is now:
-        return True
-    if type(before) is not type(now):
-        return False
-    if type(before) is tuple or (type(before) is list and before and not _is_holding(before)):
-        return len(before) == len(now) and all(map(is_like, before, now))
-    if isinstance(before, (torch.SymInt, torch.SymFloat)):
-        return as_dim(before) == as_dim(now)
-    return type(before) in PLAIN and Literal(before) == Literal(now)
-
-
-def _is_holding(values: list[Any]) -> bool:
-    """Test for a list whose entries are no numbers: it counts by identity."""
-    return not all(isinstance(one, (int, float, torch.SymInt, torch.SymFloat)) for one in values)

@@ -26,6 +26,21 @@ from thunder_fn.ir.symbols import Symbol
 Entry = tuple[int, Any]
 """A place: the identity of a container, and a key of it."""
 
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The way to an item of a container, or to an attribute of an object."""
+
+    key: Any
+    is_attribute: bool = False
+
+    def __call__(self, value: Any) -> Any:
+        """Take the step."""
+        return getattr(value, self.key) if self.is_attribute else value[self.key]
+
+
+Path = tuple[Step, ...]
+
 APPENDED: Any = type("Appended", (), {"__repr__": lambda self: "APPENDED"})()
 """The key of what is appended to a list or deque, or added to a set."""
 PREPENDED: Any = type("Prepended", (), {"__repr__": lambda self: "PREPENDED"})()
@@ -53,24 +68,24 @@ class Feed:
     """A place outside whose value is an input of the trace, read in each call.
 
     `holder` is a dict or list with an entry, or a tensor with its `.grad`: an input of the
-        trace by index, or one that is closed over. `symbol` is that of a number, which may be an
-        item of a tuple, by index. If it `is_item`, the entry is a tensor, and the number is its
-        value.
+        trace by index, or one that is closed over. `path` leads from the value of the place to
+        a part of it. `symbol` is that of a number. If it `is_item`, the entry is a tensor, and
+        the number is its value.
     """
 
     holder: Any
     key: Any
     symbol: Symbol | None = None
-    index: int | None = None
+    path: Path = ()
     is_item: bool = False
 
     def read(self, tensors: Sequence[torch.Tensor] = ()) -> Any:
         """The value now, for a call with these tensors."""
         if not isinstance(self.holder, (int, torch.Tensor)):
             value = held_at(self.holder, self.key)
-            if self.is_item:
-                return value.item()
-            return value if self.index is None else value[self.index]
+            for step in self.path:
+                value = step(value)
+            return value.item() if self.is_item else value
         return tensor_at(self.holder, tensors).grad
 
 
@@ -184,6 +199,14 @@ class Item:
     """The key of the number in a tensor that is the entry under `key`."""
 
     key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The key of a number in the container that is the entry under `key`."""
+
+    key: Any
+    path: Path
 
 
 # ---- while a function is traced ----

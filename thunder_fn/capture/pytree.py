@@ -415,7 +415,7 @@ def _register(cls: type) -> None:
             optree.register_pytree_node(
                 cls,
                 parts_of_dataclass,
-                lambda context, children: _rebuild(cls, context, children),
+                lambda context, children: rebuild(cls, context, children),
                 namespace=NAMESPACE,
             )
         _registered.add(cls)
@@ -748,7 +748,7 @@ def _object_apart(node: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...
 
 
 def _object_again(of: Any, children: Iterable[Any]) -> Any:
-    return _rebuild(of[0], of[1], children)
+    return rebuild(of[0], of[1], children)
 
 
 _OBJECT: Any = Object
@@ -796,7 +796,7 @@ def parts_of_dataclass(value: Any) -> tuple[list[Any], _Layout, tuple[str, ...]]
     return *_apart(attributes, held), held
 
 
-def _rebuild(cls: type, layout: Any, children: Iterable[Any]) -> Any:
+def rebuild(cls: type, layout: Any, children: Iterable[Any]) -> Any:
     """An object with these parts, its `__init__` not run: what it holds may be tracers."""
     kind = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
     value = kind.__new__(cls)

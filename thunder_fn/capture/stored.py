@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import operator
@@ -15,11 +14,10 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
-from thunder_fn.capture.kept_state import PLAIN
+from thunder_fn.capture.comparisons import PLAIN
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
-from thunder_fn.capture.outside.frames import is_machinery
-from thunder_fn.capture.outside.kinds import HEAP_TYPE
+from thunder_fn.capture.outside.kinds import is_plain_class, is_record
 from thunder_fn.capture.outside.reads import (
     ABSENT,
     CONTAINERS,
@@ -328,21 +326,6 @@ def _fields_made(value: Any, depth: int) -> dict[str, Any] | None:
     watch = frames.observer()
     is_made = watch is not None and watch.is_made(value) and is_of_trace(value, depth)
     return fields_of(value) if is_made else None
-
-
-def is_record(cls: type) -> bool:
-    """Test for a dataclass or a plain class."""
-    return dataclasses.is_dataclass(cls) or is_plain_class(cls)
-
-
-def is_plain_class(cls: Any) -> bool:
-    """Test for a class of Python whose objects are what their attributes are."""
-    if issubclass(cls, types.SimpleNamespace):
-        return True
-    is_made_of_fields = cls.__flags__ & HEAP_TYPE and cls.__new__ is object.__new__
-    return bool(is_made_of_fields) and not (
-        issubclass(cls, torch.nn.Module) or hasattr(cls, "__del__") or is_machinery(module_of(cls))
-    )
 
 
 def is_of_trace(record: Any, depth: int = _DEEP) -> bool:

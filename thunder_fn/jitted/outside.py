@@ -31,9 +31,10 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.comparisons import is_numeric
 from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
-from thunder_fn.capture.kept_state import KeptState, is_numeric
+from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
@@ -374,12 +375,13 @@ def outside_of(watched: Watched, kept: tuple[KeptState, ...]) -> Outside | None:
     edges, modules = (read[0].edges, read[0].modules) if read else ((), ())
     held = {id(one.container) for state in kept for one in state.contents}
     fed = {(id(holder), key) for state in kept for holder, key, _ in state.places}
-    held |= {id(old) for state in kept for *_, old in state.places if type(old) is tuple}
+    held = held.union(*(state.within for state in kept))
 
     def is_held(one: Edge) -> bool:
         """Test whether the state of kept objects has the edge."""
+        holder = one.holder() if type(one.holder) is weakref.ref else one.holder
         own = dict_of(one.holder) if one.kind == "content" else None
-        return bool(held & {id(one.holder), id(own)}) or (id(one.holder), one.key) in fed
+        return bool(held & {id(holder), id(own)}) or (id(one.holder), one.key) in fed
 
     others = (one for one in edges if not is_held(one))
     stored = frozenset[tuple[int, str]]().union(*(state.stored for state in kept))

@@ -723,10 +723,12 @@ class _Execution:
                 yield name, f"{self.leaves[feed.holder]}.grad"
             else:
                 part = ".item()" if feed.is_item else ""
-                part = part if feed.index is None else f"[{feed.index}]"
                 holder, key = self.names.bind(feed.holder, "holder"), self.names.literal(feed.key)
                 read = f"{self.names.bind(held_at, 'held_at')}({holder}, {key})"
                 read = f"{holder}[{key}]" if isinstance(feed.holder, HOLDERS) else read
+                for step in feed.path:
+                    key = self.names.literal(step.key)
+                    read = f"getattr({read}, {key})" if step.is_attribute else f"{read}[{key}]"
                 yield name, f"{read}{part}"
 
     def alone(self, lines: Sequence[str]) -> list[str]:

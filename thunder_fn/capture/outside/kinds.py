@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import dataclasses
 import enum
 import functools
 import gc
@@ -387,3 +388,18 @@ def progress_of(value: Any) -> Any:
 def environment() -> dict[Any, Any]:
     """The dict behind `os.environ`."""
     return os.environ._data  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType]
+
+
+def is_record(cls: type) -> bool:
+    """Test for a dataclass or a plain class."""
+    return dataclasses.is_dataclass(cls) or is_plain_class(cls)
+
+
+def is_plain_class(cls: Any) -> bool:
+    """Test for a class of Python whose objects are what their attributes are."""
+    if issubclass(cls, types.SimpleNamespace):
+        return True
+    is_made_of_fields = cls.__flags__ & HEAP_TYPE and cls.__new__ is object.__new__
+    return bool(is_made_of_fields) and not (
+        issubclass(cls, torch.nn.Module) or hasattr(cls, "__del__") or is_machinery(module_of(cls))
+    )

@@ -30,6 +30,7 @@ from thunder_fn.capture.outside.kinds import (
     is_of_library,
     is_open,
     is_ours,
+    is_record,
     parts_in,
     progress_of,
 )
@@ -51,7 +52,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.places import Snapshot, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
-from thunder_fn.capture.stored import is_of_trace, is_record
+from thunder_fn.capture.stored import is_of_trace
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
@@ -133,7 +134,7 @@ class Reached:
         if is_a(value, weakref.ProxyTypes):
             value = self.behind(value, path)
         if id(value) not in self.outside:
-            if self.is_data(value) or is_a(value, types.ModuleType):
+            if self.is_data(value) or is_a(value, types.ModuleType) or self.is_built(value):
                 return value
             self.met_first(value, path)
         elif depth == 0 or id(value) not in self.far:

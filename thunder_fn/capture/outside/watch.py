@@ -146,7 +146,8 @@ class Watch(Evaluator):
         mine.has_ended = True
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
             value = mine.locals[0].get(mine.code.co_varnames[0])
-            self.built[id(value)] = value
+            if not self.is_outside(value):
+                self.built[id(value)] = value
         is_data = all(map(self.is_data, value)) if type(value) is tuple else self.is_data(value)
         is_tensor = is_a(value, torch.Tensor) and not is_a(value, internals.Tracer)
         if mine.back is not None and (is_tensor or not is_data):

@@ -1,0 +1,178 @@
+"""Containers of tensors outside that a function replaces by new ones: a state between its calls.
+
+`s.state = (h, c)` or `s.cache = {"k": k, "v": v}` leaves another container in each call. Its leaves
+are read from the place in each call. The container itself does not count, as long as the function
+neither changes it nor stores it elsewhere.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_fn.capture import pytree
+from thunder_fn.capture.comparisons import PLAIN, is_like, type_of
+from thunder_fn.capture.numbers.arguments import is_number
+from thunder_fn.capture.outside.kinds import is_record
+from thunder_fn.capture.outside.reads import dict_of, fields_of
+from thunder_fn.capture.places import Path, Step
+
+_DICTS = (dict, collections.OrderedDict)
+_DEEP = 4
+"""Containers in containers that are taken apart."""
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """A container taken apart: its leaves by path, and the class and keys of each container in it,
+    parents first.
+    """
+
+    leaves: dict[Path, Any] = field(default_factory=dict[Path, Any])
+    kinds: list[Any] = field(default_factory=list[Any])
+    containers: list[Any] = field(default_factory=list[Any])
+
+    def take(self, value: Any, path: Path = ()) -> None:
+        """Take a value apart, which is under a path."""
+        steps = _steps_of(value) if len(path) < _DEEP else None
+        if steps is None:
+            self.leaves[path] = value
+            return
+        self.containers.append(value)
+        keys = [step.key for step in steps]
+        self.kinds.append((type(value), *keys, *map(type, keys)))
+        for step in steps:
+            self.take(step(value), (*path, step))
+
+    @property
+    def tensors(self) -> dict[Path, torch.Tensor]:
+        """The leaves that are tensors."""
+        return {path: one for path, one in self.leaves.items() if isinstance(one, torch.Tensor)}
+
+    @property
+    def within(self) -> set[int]:
+        """The identities of the containers, and of the dicts of objects."""
+        return {id(one) for held in self.containers for one in (held, dict_of(held))} - {id(None)}
+
+    @property
+    def changeable(self) -> set[int]:
+        """The identities of containers that can be changed, and of the dicts of objects."""
+        return self.within - {id(one) for one in self.containers if isinstance(one, tuple)}
+
+    def becomes(self, other: Parts) -> bool:
+        """Test for a container of the same form in the place of this one: tensors for tensors,
+        numbers for numbers, and the same plain data beside them.
+        """
+        return self.kinds == other.kinds and all(
+            isinstance(now, torch.Tensor)
+            if isinstance(old, torch.Tensor)
+            else is_like(old, now) or (_is_countable(old) and _is_countable(now))
+            for old, now in zip(self.leaves.values(), other.leaves.values(), strict=True)
+        )
+
+    def numbers_changed(self, other: Parts) -> list[Path]:
+        """The paths of numbers that are others in a container of the same form."""
+        pairs = zip(self.leaves.items(), other.leaves.values(), strict=True)
+        return [path for (path, old), now in pairs if _is_countable(old) and not is_like(old, now)]
+
+    def with_numbers(self, numbers: Mapping[Path, Any]) -> Any:
+        """Make the container anew, with other numbers under some paths."""
+        return _with_leaves(self.containers[0], numbers)
+
+    def form(self) -> Form:
+        """Note what a program depends on."""
+        return Form(self.kinds, [*map(_seen, self.leaves.values())])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """What a program depends on of a container whose tensors are its inputs."""
+
+    kinds: list[Any]
+    leaves: list[Any]
+
+    @property
+    def is_fixed(self) -> bool:
+        """Test for a container that nobody can change."""
+        return all(issubclass(kind, tuple) for kind, *_ in self.kinds)
+
+    def is_of(self, parts: Parts) -> bool:
+        """Test for a container that the program serves."""
+        return self.kinds == parts.kinds and all(
+            old.is_of(now) if type(old) is _Type else is_like(old, now)
+            for old, now in zip(self.leaves, parts.leaves.values(), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    """The properties of a tensor, or the class of a number."""
+
+    of: tuple[Any, ...]
+
+    def is_of(self, leaf: Any) -> bool:
+        """Test for another leaf of this type."""
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return self.of == (type_of(leaf) if is_tensor else (type(leaf),)) and (
+            is_tensor or is_number(leaf)
+        )
+
+
+def parts_of(value: Any) -> Parts:
+    """Take a container apart; any other value is one leaf."""
+    parts = Parts()
+    parts.take(value)
+    return parts
+
+
+def state_in(value: Any) -> Parts | None:
+    """Take a container of tensors apart that a program can be given instead of another one; None
+    for any other value.
+    """
+    parts = parts_of(value)
+    tensors = [*map(id, parts.tensors.values())]
+    held = [id(one) for one in parts.containers if not isinstance(one, tuple)]
+    is_apart = len({*tensors, *held}) == len(tensors) + len(held)
+    is_plain = not any(one.requires_grad for one in parts.tensors.values())
+    return parts if parts.containers and tensors and is_apart and is_plain else None
+
+
+def _seen(leaf: Any) -> Any:
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat)):
+        return _Type((int if isinstance(leaf, torch.SymInt) else float,))
+    return _Type(type_of(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _with_leaves(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
+    if path in leaves:
+        return leaves[path]
+    if not any(other[: len(path)] == path for other in leaves):
+        return value
+    steps, cls = _steps_of(value) or [], type(value)
+    items = [_with_leaves(step(value), leaves, (*path, step)) for step in steps]
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, items)
+    if cls is list:
+        return items
+    names = [step.key for step in steps]
+    pairs = zip(names, items, strict=True)
+    return cls(pairs) if cls in _DICTS else pytree.rebuild(cls, tuple(names), items)
+
+
+def _is_countable(leaf: Any) -> bool:
+    return is_number(leaf) or isinstance(leaf, (torch.SymInt, torch.SymFloat))
+
+
+def _steps_of(value: Any) -> list[Step] | None:
+    """The steps to the items of a container or the attributes of an object; None for others."""
+    cls = type(value)
+    if cls in (tuple, list) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        return [Step(index) for index in range(len(value))]
+    if cls in _DICTS:
+        return [*map(Step, value)] if all(type(key) in PLAIN for key in value) else None
+    names = fields_of(value) if is_record(cls) else None
+    return None if names is None else [Step(name, is_attribute=True) for name in names]
