@@ -90,7 +90,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """What a program depends on of a container whose tensors are its inputs."""
+    """The properties of a container, whose tensors are inputs, on which a program depends."""
 
     kinds: list[Any]
     leaves: list[Any]
