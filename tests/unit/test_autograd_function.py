@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._inductor import test_operators
 from torch.autograd.function import once_differentiable
 
 import thunder_fn as tfn
@@ -1156,3 +1158,30 @@ def test_jitted_backward_reads_what_forward_saved(wrap: Any) -> None:
         return [run(k) for k in (1.0, 2.0, 3.0)]
 
     torch.testing.assert_close(made(wrap), made(lambda f: f))
+
+
+# ---- functions of PyTorch's own ----
+
+PYTORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "resize": lambda x: x.resize(2, 2),
+    "resize_as": lambda x: x.resize_as(torch.empty(2, 2)) * 2,
+    "around an op without a derivative": lambda x: test_operators.realize(x * 2) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:non-inplace resize")
+@pytest.mark.parametrize("differentiate", ["backward", "grad", "jvp", "partly"])
+@pytest.mark.parametrize("name", PYTORCHS)
+def test_gradients_through_pytorchs_own_functions_are_not_lost(name: str, differentiate: str) -> None:
+    """What they compute, they compute without gradients: it was a constant."""
+    f, x = PYTORCHS[name], torch.arange(4.0)
+    assert torch.equal(tfn.jit(f)(x), f(x))
+    loss = lambda x: f(x).sin().sum() + (x.sum() if differentiate == "partly" else 0)
+    ways: dict[str, Callable[[], Any]] = {
+        "backward": lambda: tfn.jit(f)(x.clone().requires_grad_()).sum().backward(),
+        "partly": lambda: tfn.jit(loss)(x.clone().requires_grad_()).backward(),
+        "grad": lambda: tfn.grad(loss)(x),
+        "jvp": lambda: tfn.jvp(f, (x,), (x,)),
+    }
+    with pytest.raises(MissingRule, match=r"Resize|realize|autograd_function"):
+        ways[differentiate]()

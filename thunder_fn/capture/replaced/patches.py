@@ -124,7 +124,7 @@ def _lifted_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         lifted = Inputs(original(lift_call(recorder, args, {})[0]))
         if function is not None and function.__module__ == internals.CUSTOM_OPS:
             recorder.history.enter_custom_op(lifted)
-        elif function is not None and not function.__module__.startswith(("torch.", "thunder_fn.")):
+        elif function is not None and not function.__module__.startswith("thunder_fn."):
             recorder.history.enter_function(function.__qualname__, lifted)
         return lifted
 
