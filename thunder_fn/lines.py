@@ -23,8 +23,8 @@ _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
 @functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
-    """Test for a file of PyTorch, Python or this package, except those of the package that are
-    programs of their own.
+    """Test for a file of PyTorch, optree, Python or this package, except those of the package that
+    are programs of their own.
     """
     if file.startswith(_STDLIB):
         return "site-packages" not in file
@@ -32,8 +32,8 @@ def is_internal(file: str) -> bool:
 
 
 def _folders() -> tuple[str, ...]:
-    torch = sys.modules.get("torch")  # without it there are no frames of PyTorch
-    return (FOLDER,) if torch is None else (FOLDER, os.path.dirname(str(torch.__file__)))
+    others = filter(None, map(sys.modules.get, ("torch", "optree")))  # no others have frames
+    return (FOLDER, *(os.path.dirname(str(one.__file__)) for one in others))
 
 
 def editor() -> str:

@@ -21,6 +21,7 @@ from hypothesis import given, strategies as st
 from torch import func, nn
 from torch.autograd import forward_ad
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils._pytree import register_pytree_node
 
 import thunder_fn as tfn
 from tests.messages import message_of
@@ -613,6 +614,28 @@ def test_a_part_that_cannot_be_traced_leaves_no_scope_open(what: str) -> None:
     assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
 
 
+class Row:
+    """A node that looks at its parts as it is made."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        if x.dim() != 2:
+            raise ValueError("no row")
+        self.x = x
+
+
+class Table(dict[str, torch.Tensor]):
+    """A node that is made of one part, and may get others later."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__(x=x)
+
+
+register_pytree_node(Row, lambda row: ([row.x], None), lambda parts, _: Row(*parts))
+register_pytree_node(
+    Table, lambda table: ([*table.values()], [*table]), lambda parts, keys: Table(**dict(zip(keys, parts, strict=True)))
+)
+
+
 class Sub(torch.Tensor):
     """A class of tensors that changes nothing."""
 
@@ -629,6 +652,9 @@ OF_ANOTHER_CLASS = {
     "view of a dict": lambda x: {1: x * 2}.values(),
     "slice": lambda x: slice(x * 2),
     "exception": lambda x: ValueError(x * 2),
+    "node that looks at its parts": lambda x: Row(x * 2),
+    "nodes among results": lambda x: [x, {"row": Row(x * 2)}],
+    "node with other parts": lambda x: (table := Table(x * 2)) and (table.update(y=x + 1), table)[1],
 }
 
 
@@ -641,8 +667,17 @@ def test_a_compiled_function_makes_what_no_program_can(what: str) -> None:
     found, expected = tfn.compile(f)(X), f(X)
     assert type(found) is type(expected)
     parts = {"dict_values": list, "slice": lambda one: [one.stop], "ValueError": lambda one: one.args}
+    parts |= {"Row": lambda one: [one.x], "Table": lambda one: one.values(), "list": lambda one: [one[1]["row"].x]}
     tensors = [parts.get(type(one).__name__, lambda one: [one])(one) for one in (found, expected)]
     assert all(map(same, *tensors))
+
+
+def test_a_node_that_looks_at_its_parts_may_be_an_argument_of_a_compiled_function() -> None:
+    f = lambda row: row.x * 2
+    with pytest.raises(tfn.errors.UnsupportedOutput, match=r"Row cannot be put together again(.|\n)*test_recipes"):
+        tfn.jit(f)(Row(X))
+    with pytest.warns(tfn.errors.GraphBreakWarning):
+        assert same(tfn.compile(f)(Row(X)), f(Row(X)))
 
 
 class Counts(Breaks):

@@ -20,7 +20,13 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
-from thunder_fn.errors import UnsupportedInput, UnsupportedOutput, kind_of, with_article
+from thunder_fn.errors import (
+    ThunderError,
+    UnsupportedInput,
+    UnsupportedOutput,
+    kind_of,
+    with_article,
+)
 from thunder_fn.ir.trace import TensorType
 
 NAMESPACE = "thunder_fn"
@@ -408,7 +414,7 @@ def _register(cls: type) -> None:
             optree.register_pytree_node(
                 cls,
                 lambda tree: _from_torch(cls, node.flatten_fn(tree)),
-                lambda context, children: node.unflatten_fn(list(children), context),
+                functools.partial(_to_torch, cls, node.unflatten_fn),
                 namespace=NAMESPACE,
             )
         else:
@@ -779,6 +785,25 @@ def _from_torch(cls: type, flat: tuple[Any, Any]) -> tuple[tuple[Any, ...], Any]
             " `TensorDict(tensors)` in the place of a dict.",
         )
     return tuple(children), context
+
+
+def _to_torch(cls: type, unflatten: Callable[..., Any], context: Any, children: Any) -> Any:
+    """Put a node together by the function that is registered with PyTorch.
+
+    Raises:
+        UnsupportedOutput: the function raised.
+    """
+    try:
+        return unflatten(list(children), context)
+    except ThunderError:
+        raise
+    except Exception as error:
+        what = (
+            f"{cls.__name__} cannot be put together again from its parts, of which some are marks"
+            f" for tensors: its `unflatten` raised {type(error).__name__}: {error}"
+        )
+        fix = "Let it take parts of any type, as many as `flatten` gives; or return the tensors."
+        raise UnsupportedOutput(what, fix=fix) from error
 
 
 def fields_in(value: Any) -> tuple[str, ...]:
