@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import pickle
 import threading
@@ -17,6 +18,7 @@ import thunder_fn as tfn
 from tests.messages import message_of
 from thunder_fn import evaluate, grad, jit
 from thunder_fn.errors import ExecutorError, MissingRule, UnknownOption
+from thunder_fn.executors.torchinductor import inductor
 from thunder_fn.extend import (
     OperatorExecutor,
     deregister_executor,
@@ -28,6 +30,8 @@ from thunder_fn.extend import (
     register_executor,
 )
 from thunder_fn.ir.check import check
+from thunder_fn.recipes.captured import GRAPHS
+from thunder_fn.recipes.recipe import machine_executors
 
 A, B = torch.tensor([[0.5, -1.0], [2.0, 3.0]]), torch.tensor([[1.5, 0.25], [-2.0, 1.0]])
 
@@ -378,6 +382,23 @@ def test_traces_with_operators_pickle() -> None:
         assert pickle.loads(pickle.dumps(e.multimul)) is e.multimul
     finally:
         deregister_executor(e.ex)
+
+
+@pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy])
+def test_what_compile_makes_is_pickled_and_copied_with_the_executors_of_a_machine(copied: Callable[[Any], Any]) -> None:
+    module = torch.nn.Linear(2, 2)
+    for frontend in (None, "dynamo"):
+        found = copied(tfn.compile(module, frontend=frontend))
+        assert isinstance(found, torch.nn.Linear) and torch.equal(found(A), module(A))
+    assert torch.equal(copied(tfn.compile(torch.sin))(A), torch.sin(A))
+    for executor in (*machine_executors(), GRAPHS):
+        assert copied(executor).name == executor.name
+    assert copied(inductor(tiered=True, fuel=3)).fuel == 3
+
+
+def test_the_executors_of_a_machine_are_the_same_where_they_are_unpickled() -> None:
+    for executor in (*machine_executors(), GRAPHS):
+        assert pickle.loads(pickle.dumps(executor)) is executor
 
 
 @pytest.mark.filterwarnings("ignore:.*takes nothing of:thunder_fn.errors.RegionWarning")

@@ -150,6 +150,10 @@ class Executor:
     """Names of executors that it cannot be used with."""
     note = ""
     """A few words on what it runs, for those who ask a recipe."""
+    again: Callable[[], Executor] | None = None
+    """A function of a module, or a partial of one, that gives this executor or its like where it is
+    unpickled. Without it, an executor is pickled by the name under which it is registered.
+    """
     only_gpu = False
     """It runs whole programs on a GPU. Numbers on the CPU are computed in front, in each call."""
 
@@ -177,6 +181,8 @@ class Executor:
         from thunder_fn.executors.registry import get_executor, list_executors
 
         if self.name not in list_executors() or get_executor(self.name) is not self:
+            if self.again is not None:
+                return self.again, ()
             raise ExecutorError(
                 f"the executor {self.name} is pickled by its name, but is not registered under it\n"
                 "Call `register_executor` first, here and where it is unpickled."

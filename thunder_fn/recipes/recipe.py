@@ -340,7 +340,9 @@ class Assembly:
 @functools.cache
 def _tiered() -> Executor:
     """Inductor, which lets PyTorch's ops run until another process has compiled the program."""
-    return inductor(tiered=True)
+    made = inductor(tiered=True)
+    made.again = _tiered
+    return made
 
 
 def machine_executors() -> tuple[Executor, ...]:

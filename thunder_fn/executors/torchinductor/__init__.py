@@ -18,6 +18,7 @@ here. Each step is a function of the one before.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,6 +59,7 @@ class Inductor(RegionCompiler):
     def __init__(self, *, tiered: bool = False, fuel: int | None = None) -> None:
         super().__init__("inductor", min_shared=6, fuel=fuel, takes_symbols=True, allocates=True)
         self.tiered = tiered
+        self.again = functools.partial(inductor, tiered=tiered, fuel=fuel)
 
     def supports(self, equation: Equation) -> str | None:
         """Accept what Inductor compiles, and compiles rightly."""
