@@ -233,6 +233,24 @@ def test_indices_of_pools_over_other_layouts_are_eagers() -> None:
     assert torch.equal(jit(f)(x), f(x))
 
 
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of a product": lambda x: (x * 2).argmax() + 1,
+    "of a sum": lambda x: x.sum(-1).argmin() * 2,
+    "kept": lambda x: (x * 2).argmax(keepdim=True) + x,
+    "beside one along a dim": lambda x: (x * 2).argmax(1) * (x + 1).argmin(),
+    "under vmap": lambda x: tfn.vmap(lambda row: (row * 2).argmax() + 1)(x),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_place_of_the_largest_of_all_elements_is_eagers(name: str) -> None:
+    """Inductor counts the elements as they lie in memory, also under torch.compile."""
+    f, x = PLACES[name], torch.rand(3, 4, 5)
+    jitted, oracle = jit(f), f if name != "under vmap" else torch.vmap(lambda row: (row * 2).argmax() + 1)
+    for given in (x, x.transpose(0, 2), x.permute(1, 0, 2)):
+        assert torch.equal(jitted(given), oracle(given))
+
+
 def test_outputs_that_a_decomposition_lays_out_otherwise() -> None:
     """Inductor's `cat` of one tensor is a clone of it; the next region, compiled for eager's layout, read it wrongly."""
 

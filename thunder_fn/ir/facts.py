@@ -271,6 +271,9 @@ WITH_WORKSPACE = Leaves("mkldnn_rnn_layer mkldnn_rnn_layer_backward")
 are called.
 """
 
+INDEX_OF_ONE = Leaves("argmax argmin")
+"""Ops that give the place of an element: along a dim, or among all if they are given none."""
+
 COPIES_OF_VIEWS = Leaves("clone conj_physical neg resolve_conj resolve_neg")
 """Ops by which a trace takes some views: with bits, and of memory."""
 

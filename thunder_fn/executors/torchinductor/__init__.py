@@ -32,8 +32,8 @@ from thunder_fn.executors.torchinductor.programs import Region, Staged, has_regi
 from thunder_fn.executors.torchinductor.regions import EXTERN, RegionCompiler, bisect
 from thunder_fn.executors.torchinductor.worker import WORKER
 from thunder_fn.extend.regions import Program, RunFunction
-from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Equation, TensorType, Trace, Var
+from thunder_fn.ir import facts, ops
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, Var
 from thunder_fn.ir.types import is_on
 from thunder_fn.torch_internals import inductor as internals
 
@@ -65,6 +65,8 @@ class Inductor(RegionCompiler):
         """Accept what Inductor compiles, and compiles rightly."""
         if equation.op.name == "aten.max_pool3d_with_indices.default":
             return "Inductor's indices of pools are wrong for inputs that are not contiguous"
+        if equation.op in facts.INDEX_OF_ONE and equation.args[1:2] in ((), (Literal(None),)):
+            return "Inductor numbers the elements as they lie in memory, if no dim is given"
         if equation.op.name == "aten.fill.Tensor" and _devices(equation) > 1:
             return "a number of the CPU: Inductor copies it to the GPU, and waits"
         return super().supports(equation)
