@@ -58,6 +58,11 @@ BACKENDS = (
     "InductorAndRecordGraphs",
 )
 """Backends of `torch._dynamo.testing` that count and record."""
+RENAMED = {
+    "cache_size_limit": "recompile_limit",
+    "accumulated_cache_size_limit": "accumulated_recompile_limit",
+}
+"""Settings of Dynamo. `mock.patch` of a former name deletes it for the tests after it."""
 EXPLAINED = "python -m thunder_fn explain"
 """The note that every error of thunder_fn carries, the error of a traced function included."""
 ONLY_COMPILE = re.compile(
@@ -162,6 +167,23 @@ class Lenient(ast.NodeTransformer):
             entry = ast.parse(f"{name} = _peer_{one.name}").body[0]
             made.append(_at(node, entry) if one.name in ENTRIES else _leniently(statement, name, node))
         return made
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """A setting has its name of today."""
+        node.attr = RENAMED.get(node.attr, node.attr)
+        return self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        """A setting has its name of today."""
+        node.arg = RENAMED.get(node.arg, node.arg) if node.arg else None
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """A setting has its name of today, as in `patch.object(config, "cache_size_limit", 1)`."""
+        if isinstance(node.value, str) and len(node.value) < 80:
+            names = node.value.split(".")
+            node.value = ".".join(RENAMED.get(name, name) for name in names)
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """`check_model` of Inductor's tests does not ask whether its backend was called."""

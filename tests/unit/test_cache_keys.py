@@ -215,3 +215,43 @@ def test_changes_of_other_containers_are_refused(name: str) -> None:
 
     with pytest.raises(errors.UnsupportedCall, match="changes a Holder among its arguments"):
         jit(f)(Holder(A))
+
+
+class Shapeless:
+    """Has no text."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        raise AttributeError("shape")
+
+
+class Static(Shapeless):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Wrapped(Shapeless):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(args[0].value)
+
+
+@pytest.mark.parametrize(
+    ("f", "calls", "options"),
+    [
+        (torch.sin, [Wrapped(A), Wrapped(A + 1), Wrapped(A.double())], {}),
+        (lambda one: one.value * 2, [Shapeless(A), Shapeless(A + 1), Shapeless(torch.ones(5))], {}),
+        (lambda one: one.value * A, [Static(2), Static(3), Static(4)], {"static_argnums": 0}),
+        (lambda one: A * 2, [Shapeless, Shapeless(A), Wrapped(A), [Shapeless(A)]], {}),
+    ],
+)
+def test_objects_whose_repr_raises_are_told_apart(f: Callable[[Any], Any], calls: list[Any], options: Any) -> None:
+    jitted = jit(f, **options)
+    for argument in (*calls, *calls):
+        same(jitted(argument), f(argument))
+    assert str(explain_misses(jitted))

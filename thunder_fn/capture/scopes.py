@@ -283,8 +283,27 @@ class ScopeMode(TorchFunctionMode):
         with internals.without_function_modes(ScopeMode), self:
             yield
 
+    def _answered_by(
+        self, likes: list[Any], func: Any, types_: Any, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Ask classes that are like tensors, and see what they call. PyTorch asks them without the
+        mode, so that they would compute on what no recorder has seen.
+        """
+        with self:
+            for kind in likes:
+                result = kind.__torch_function__(func, types_, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        return func(*args, **kwargs)
+
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        likes = [kind for kind in types_ if not issubclass(kind, torch.Tensor)]
+        if likes:
+            return self._answered_by(likes, func, types_, args, kwargs or {})
+        return self._seen(func, args, kwargs or {})
+
+    def _seen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a function of tensors, and record it."""
         if not args and (func in METADATA or func in READ):
             args, kwargs = internals.in_order(func, args, kwargs)
         recorder = self.recorder

@@ -5,6 +5,7 @@ reasons for a new trace.
 from __future__ import annotations
 
 import logging
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from thunder_fn.capture.numbers.arguments import Place, Symbolic, symbolic_leave
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.errors import callable_name, located
 from thunder_fn.ir.symbols import Bounds
+from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Source
 from thunder_fn.jitted.cache import Cache
 from thunder_fn.jitted.call import Call
@@ -56,7 +58,7 @@ class Miss:
         change = (
             ""
             if self.old is None and self.new is None
-            else f": it was {self.old}, and is {self.new} now"
+            else f": it was {_said(self.old)}, and is {_said(self.new)} now"
         )
         where = f" (asked at {self.source})" if self.source is not None else ""
         return f"{self.what}{change}{where}" + (f"; {self.refused}" if self.refused else "")
@@ -231,8 +233,18 @@ def _kind_text(key: Any) -> str:
             f"{kind.__name__} of {dims} dims, {str(dtype).removeprefix('torch.')} on {device}{asks}"
         )
     if isinstance(key, tuple) and key:
-        return " ".join(str(getattr(part, "__name__", part)) for part in key)
-    return getattr(key, "__name__", str(key))
+        return " ".join(map(_said, key))
+    return _said(key)
+
+
+def _said(value: Any) -> str:
+    """The text of a part of a key, which may be or hold an object of the user's."""
+    if isinstance(value, (type, types.FunctionType)):
+        return value.__name__
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  the user's code
+        return shown(value)
 
 
 def _place_text(call: Call, place: tuple[int, int | None]) -> str:
