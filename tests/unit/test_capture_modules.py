@@ -438,3 +438,65 @@ def test_a_module_with_parameters_of_its_own_is_made_inside() -> None:
     f = lambda x: MadeInside(3.0, factor=1.5)(x).sum()  # pyright: ignore[reportUnknownLambdaType]
     for transform in (tfn.grad, lambda f: tfn.jit(tfn.grad(f))):
         assert torch.allclose(transform(f)(x), 4.5 * x**2)
+
+
+# ---- buffers that are registered on modules which nobody calls ----
+
+REGISTRATIONS: dict[str, Callable[[nn.Sequential, torch.Tensor], Any]] = {
+    "new": lambda m, x: m.register_buffer("w", x * 2),
+    "the argument": lambda m, x: m.register_buffer("w", x),
+    "in place of another": lambda m, x: m[0].register_buffer("old", x * 2),
+    "of a submodule": lambda m, x: m[1][0].register_buffer("w", x * 2, persistent=False),
+    "found by its name": lambda m, x: m.get_submodule("1.0").register_buffer("w", x * 2),
+    "of all": lambda m, x: [one.register_buffer("w", x * k) for k, one in enumerate(m.modules())],
+    "by apply": lambda m, x: m.apply(lambda one: one.register_buffer("w", x * 2)),
+    "several": lambda m, x: (m.register_buffer("v", x + 1), m[0].register_buffer("w", x), m[0].old.add_(1)),
+    "after it was deleted": lambda m, x: (delattr(m[0], "old"), m[0].register_buffer("old", x * 3)),
+    "none": lambda m, x: m.register_buffer("w", None),
+}
+
+
+def _module_with_old() -> nn.Sequential:
+    made = nn.Sequential(nn.Identity(), nn.Sequential(nn.ReLU()))
+    made[0].register_buffer("old", torch.zeros(3))
+    return made
+
+
+@pytest.mark.parametrize("reached", ["closure", "argument", "list", "grad"])
+@pytest.mark.parametrize("name", REGISTRATIONS)
+def test_buffers_of_modules_that_nobody_calls_are_registered_in_each_call(name: str, reached: str) -> None:
+    register = REGISTRATIONS[name]
+    ours, eagers = _module_with_old(), _module_with_old()
+    held = [ours]
+
+    def f(m: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+        register(m, x)
+        return x.sin()
+
+    jitted = tfn.jit(f)
+    call: Callable[[torch.Tensor], Any] = {
+        "closure": tfn.jit(lambda x: f(ours, x)),
+        "argument": lambda x: jitted(ours, x),
+        "list": tfn.jit(lambda x: f(held[0], x)),
+        "grad": tfn.grad(lambda x: f(ours, x).sum()),
+    }[reached]
+    for number in range(3):
+        x = torch.arange(3.0) + number
+        call(x)
+        f(eagers, x.clone())
+        found, want = (dict(m.named_buffers()) for m in (ours, eagers))
+        assert list(found) == list(want) and all(type(one) is torch.Tensor for one in found.values())
+        torch.testing.assert_close(found, want)
+        assert list(ours.state_dict()) == list(eagers.state_dict())
+
+
+def test_parameters_that_are_registered_on_modules_which_nobody_calls_are_refused() -> None:
+    m = _module_with_old()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        m[1].register_parameter("p", nn.Parameter(x * 2))
+        return x + 1
+
+    with pytest.raises(EscapedTracer, match="the parameter or container `p` of a Sequential"):
+        tfn.jit(f)(torch.ones(3))
+    assert not list(m.parameters())
