@@ -328,12 +328,24 @@ def picture(s: Any, result: Any) -> Any:
     return look(result), look({name: getattr(s, name) for name in ("t", "u", "d", "old", "log", "n", "other")})
 
 
-@pytest.mark.parametrize("how", ["closed", "argument", "module outside"])
+def jit(step: Step, ours: Any, how: str) -> tuple[Any, Callable[[Tensor], Any]]:
+    """What is jitted in one of the ways, and the step of ours as a function of x."""
+    if how == "argument":
+        jitted: Any = tfn.jit(step)
+        return jitted, lambda x: jitted(ours, x)
+    jitted = tfn.jit(ours) if how == "module" else tfn.jit(lambda x: step(ours, x))
+    return jitted, jitted
+
+
+HOW = ["closed", "argument", "module outside", "module"]
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("step", "change"), [*itertools.product(STEPS, CHANGES)])
 def test_a_container_of_tensors_is_state(step: Step, change: Callable[[Any], None], kind: str, how: str) -> None:
     ours, theirs = (fresh(KINDS[kind], step if "module" in how else None) for _ in range(2))
-    jitted: Any = tfn.jit(step) if how == "argument" else tfn.jit(lambda x: step(ours, x))
+    _, jitted = jit(step, ours, how)
     for call in range(6):
         if call == 3:
             change(ours)
@@ -343,21 +355,21 @@ def test_a_container_of_tensors_is_state(step: Step, change: Callable[[Any], Non
             want = step(theirs, x.clone())
         except (RuntimeError, TypeError, ValueError) as error:  # eager refuses it
             with pytest.raises((RuntimeError, TypeError, ValueError)):
-                jitted(*((ours, x) if how == "argument" else (x,)))
+                jitted(x)
             assert error is not None
             return
-        found = jitted(*((ours, x) if how == "argument" else (x,)))
+        found = jitted(x)
         assert picture(ours, found) == picture(theirs, want), call
 
 
-@pytest.mark.parametrize("how", ["closed", "module outside"])
+@pytest.mark.parametrize("how", ["closed", "module outside", "module"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", ONCE)
 def test_the_function_is_traced_once(step: Step, kind: str, how: str) -> None:
     s = fresh(KINDS[kind], step if "module" in how else None)
-    jitted = tfn.jit(lambda x: step(s, x))
+    jitted, call_ours = jit(step, s, how)
     for call in range(5):
-        jitted(torch.full((2,), call + 1.0))
+        call_ours(torch.full((2,), call + 1.0))
         new_tensors(s)
     assert tfn.cache_info(jitted).misses == 1
 
@@ -419,7 +431,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize("how", ["closed", "argument", "module outside"])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", COUNTED)
 @pytest.mark.parametrize("count", [added, sized, looped, indexed, decided, reset, named, halved, fixed])
 def test_a_number_beside_the_tensors(count: Callable[[int, Tensor], Any], kind: str, how: str) -> None:
@@ -433,13 +445,12 @@ def test_a_number_beside_the_tensors(count: Callable[[int, Tensor], Any], kind: 
 
     def begin() -> Any:
         held = {"t": make(torch.zeros(2), 1), "u": None, "d": {}, "old": None, "log": [], "n": 0, "other": None}
-        return SimpleNamespace(**held) if how != "module outside" else Holder(step, held)
+        return Holder(step, held) if "module" in how else SimpleNamespace(**held)
 
     ours, theirs = begin(), begin()
-    jitted: Any = tfn.jit(step) if how == "argument" else tfn.jit(lambda x: step(ours, x))
+    jitted, call_ours = jit(step, ours, how)
     for call in range(5):
         x = torch.full((2,), call + 1.0)
-        found = jitted(*((ours, x) if how == "argument" else (x,)))
-        assert picture(ours, found) == picture(theirs, step(theirs, x)), call
+        assert picture(ours, call_ours(x)) == picture(theirs, step(theirs, x)), call
     if count in (added, fixed):
         assert tfn.cache_info(jitted).misses <= 2

@@ -147,6 +147,10 @@ class Kept:
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
+    renewed: list[tuple[dict[str, Any], str]] = field(default_factory=list[Any])
+    """The attributes of a jitted module that the function reads, and in which it puts containers of
+    tensors.
+    """
     updates: list[tuple[Update, Any]] = field(default_factory=list[tuple[Update, Any]])
     """Updates of places outside by each call, and their values before."""
     plain: list[Change] = field(default_factory=list[Change])
@@ -397,7 +401,8 @@ class Kept:
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
             _check_slots(watch.before, watch.is_made)
-        reached = self._reached() if found else {}
+        around = (self._reached(), self.recorder.modules.held()) if found else ({}, Counter[int]())
+        reached, held = around
         self.exact += self._read_as_a_whole(found, reached)
         whole = {id(one.container) for one in self.exact}
         for place, one in enumerate(found):
@@ -408,7 +413,7 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            state = self._renewed(one)
+            state = self._renewed(one, held)
             parts = [old] if state is None else [*state.tensors.values()]
             within = set[int]() if state is None else state.within | parts_of(now).within
             is_read = is_read or not used.isdisjoint(map(id, parts))
@@ -417,7 +422,7 @@ class Kept:
                 is_read
                 and is_fed
                 and id(holder) not in whole
-                and not any(self._is_elsewhere(part, one.entry, reached, within) for part in parts)
+                and not any(self._is_elsewhere(part, one.entry, *around, within) for part in parts)
             ):
                 self.places.setdefault(one.entry, (holder, key))
                 wanted |= self._numbers_wanted(one, state)
@@ -426,6 +431,9 @@ class Kept:
         self.places.update(self._wanted_elsewhere())
         if len(self.places) > before or wanted:
             raise MustFeed(self.wanted | wanted)
+        for held, name in self.renewed if watch is not None else ():
+            if (id(held), name) not in self.places:
+                watch.value_before(("key", id(held), name), held, Changed(name))
         return found
 
     def _numbers_wanted(self, one: Change, state: Parts | None) -> set[Entry]:
@@ -451,7 +459,7 @@ class Kept:
             if one is None or not _has_same_keys(one) or not _is_any_read(one, keys):
                 continue
             items = dict(entries_of(one.before))
-            counts, held = Counter(map(id, items.values())), self.recorder.modules.held
+            counts, held = Counter(map(id, items.values())), self.recorder.modules.held()
             for key, item in items.items():
                 is_here = all(of == identity for of, _ in reached.get(id(item), ()))
                 if _is_plain(item) and is_here and counts[id(item)] == 1 and not held[id(item)]:
@@ -474,7 +482,7 @@ class Kept:
         found = {
             *map(id, others),
             *(one for one, of in self._reached().items() if any(i != id(holder) for i, _ in of)),
-            *(key for key, count in self.recorder.modules.held.items() if count),
+            *self.recorder.modules.held(),
         }
         is_read = any(kind == "index" and of == id(holder) for kind, of, _ in watch.edges)
         indices: dict[int, int] = {}
@@ -513,7 +521,7 @@ class Kept:
             if not isinstance(old, torch.Tensor) and is_other:
                 yield Change(holder, key, old, now)
 
-    def _renewed(self, one: Change) -> Parts | None:
+    def _renewed(self, one: Change, held: Mapping[int, int]) -> Parts | None:
         """Take a container of tensors apart, if the function puts another one of the same form in
         its place, and neither changes it nor stores it elsewhere.
         """
@@ -531,22 +539,25 @@ class Kept:
         )
         now = [look(kind, holder, key) for (kind, _, key), (holder, _) in watch.before.items()]
         now += [one.container for one in changed(watch.contents.values())]
+        now += self.recorder.modules.given()
+        here = any(other.entry == one.entry for other in self.recorder.modules.stored)
+        is_held = any(held[id(part)] > here for part in old.containers if id(part) in own)
         is_stored = any(not own.isdisjoint(parts_of(value).changeable) for value in now)
-        return None if is_changed or any(reached) or is_stored else old
+        return None if is_changed or any(reached) or is_stored or is_held else old
 
     def _is_elsewhere(
         self,
         tensor: torch.Tensor,
         place: Entry,
         reached: Mapping[int, set[Entry]],
+        held: Mapping[int, int],
         within: Container[int],
     ) -> bool:
         """Test whether the function can reach a tensor in another way than by this place, and the
         containers `within` that were or are there.
         """
-        modules = self.recorder.modules
-        here = any(one.entry == place for one in modules.stored)
-        return modules.held[id(tensor)] > here or any(
+        here = any(one.entry == place for one in self.recorder.modules.stored)
+        return held[id(tensor)] > here or any(
             one != place and one[0] not in within for one in reached.get(id(tensor), ())
         )
 

@@ -28,6 +28,7 @@ from thunder_fn.capture.outside.reads import (
     value_read,
 )
 from thunder_fn.capture.places import Change, Entry, Snapshot, snapshot
+from thunder_fn.capture.renewed import parts_of
 from thunder_fn.errors import EscapedTracer, with_article
 from thunder_fn.ir.trace import Source, type_of_value
 
@@ -78,8 +79,8 @@ class WatchedModules:
 
     If it `is_exclusive`, no other thread captures modules from the first one until the `release`.
     `stored` are attributes of modules, and buffers of another type, that the function gives a
-    tensor; `replaced` are submodules that it replaces. `held` counts the places of each value
-    before the capture.
+    tensor; `replaced` are submodules that it replaces. `seen` are the states of all modules before
+    the capture.
     """
 
     is_exclusive: bool = False
@@ -87,7 +88,22 @@ class WatchedModules:
     states: dict[int, _State] = dataclasses.field(default_factory=dict)
     stored: list[Change] = dataclasses.field(default_factory=list[Change])
     replaced: list[Change] = dataclasses.field(default_factory=list[Change])
-    held: Counter[int] = dataclasses.field(default_factory=Counter[int])
+    seen: list[_State] = dataclasses.field(default_factory=list[_State])
+
+    def held(self) -> Counter[int]:
+        """Count the places of each value before the capture, those in containers too."""
+        found = Counter[int]()
+        for state in self.seen:
+            for parts in map(parts_of, state.entries.values()):
+                found.update(map(id, (*parts.leaves.values(), *parts.containers)))
+        return found
+
+    def given(self) -> Iterator[Any]:
+        """The values that the function has put into attributes."""
+        for state in self.seen:
+            for section, name, value in _current(state.module):
+                if value is not state.entries.get((section, name), ABSENT):
+                    yield value
 
     def watch(self, module: torch.nn.Module, path: str = "") -> None:
         """Note what the module holds, at its first call."""
@@ -109,8 +125,7 @@ class WatchedModules:
         found: list[Rebound] = []
         escaped: list[tuple[_State, str]] = []
         own = {id(state.module.__dict__): state for state in self.states.values()}
-        for state in own.values():  # a module and its jitted one have the attributes in common
-            self.held.update(map(id, state.entries.values()))
+        self.seen = [*own.values()]  # a module and its jitted one have the attributes in common
         for state in self.states.values():
             for section, name, value, before in _given_tensors(state):
                 if not keeps and _is_rebound(before, section, value):
@@ -132,30 +147,33 @@ class WatchedModules:
         return found
 
     def take_assigned(
-        self, modules: Collection[int], written: Collection[Attribute]
-    ) -> list[Assigned]:
+        self, modules: Collection[int], written: Collection[Attribute], *, keeps: bool = False
+    ) -> tuple[set[Attribute], list[Assigned]]:
         """Return the attributes of these modules (by identity) that were bound, buffers among them.
-        Each gets its old value back.
+        Each gets its old value back, but for those that come first: containers of tensors, where
+        the program `keeps` state in Python.
 
         `written` are those that were set, maybe to their old values.
         """
-        found: list[Assigned] = []
+        found, left = list[Assigned](), set[Attribute]()
         for state in (state for module, state in self.states.items() if module in modules):
             for section, name, value in list(_current(state.module)):
                 before = state.entries.get((section, name), ABSENT)
-                is_same = value is before and Attribute(state.module, name) not in written
+                place = Attribute(state.module, name)
+                is_same = value is before and place not in written
+                if is_same or section not in ("", "_buffers", "_modules"):
+                    continue
                 if isinstance(value, torch.nn.Module) and id(value) not in modules:
                     continue
-                if (
-                    section not in ("", "_buffers", "_modules")
-                    or is_same
-                    or not _is_assignable(value)
-                ):
+                if _is_recomputed(state.module, name) or is_counter(state.module, name):
                     continue
-                if not _is_recomputed(state.module, name) and not is_counter(state.module, name):
+                parts = parts_of(value) if keeps and section == "" else None
+                if parts is not None and parts.containers and parts.tensors:
+                    left.add(place)
+                elif _is_assignable(value):
                     found.append(Assigned(state.module, section, name, value))
                     _put(state.module, section, name, before)
-        return found
+        return left, found
 
     def _replaced(self) -> Iterator[Change]:
         """Find the submodules that the function has taken away, or put in place of others."""
@@ -185,6 +203,7 @@ class WatchedModules:
     def release(self) -> None:
         """Let go of tracers, and let other threads capture modules."""
         self.stored.clear()
+        self.seen.clear()
         self.replaced.clear()
         if self.is_holding:
             self.is_holding = False
@@ -222,19 +241,14 @@ def _state(module: torch.nn.Module, path: str) -> _State:
 
 def _given_tensors(state: _State) -> Iterator[tuple[str, str, Any, Any]]:
     """Find what the function gave a tensor, as (section, name, value, value before): a tracer, or
-    as a plain attribute any tensor or tuple of tensors.
+    as a plain attribute any tensor or container of tensors.
     """
     for section, name, value in _current(state.module):
         before = state.entries.get((section, name), ABSENT)
-        is_other = section == "" and (isinstance(value, torch.Tensor) or is_tensors(value))
-        if value is not before and not holds_tracer(before) and (is_other or holds_tracer(value)):
+        if value is before or holds_tracer(before):
+            continue
+        if holds_tracer(value) or (section == "" and parts_of(value).tensors):
             yield section, name, value, before
-
-
-def is_tensors(value: Any) -> TypeGuard[tuple[torch.Tensor, ...]]:
-    """Test for a tuple of tensors."""
-    is_tuple = type(value) is tuple and len(value) > 0
-    return is_tuple and all(isinstance(one, torch.Tensor) for one in value)
 
 
 def _is_read(module: torch.nn.Module, section: str, name: str, before: Any) -> bool | None:

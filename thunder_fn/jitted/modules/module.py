@@ -102,9 +102,13 @@ class TracedForward:
         held = held_by_hooks(self.module) if self.layout is not None else ()
         with tracked() as found:
             result = self.module.forward(*args, **kwargs)
-            assigned = recorder.modules.take_assigned(places, found.written)
+            kept = recorder.kept if recorder.outer is None else None
+            keeps = kept is not None
+            left, assigned = recorder.modules.take_assigned(places, found.written, keeps=keeps)
         check_unchanged(held)
-        reads = found.reads
+        reads = {place: value for place, value in found.reads.items() if place not in left}
+        if kept is not None:
+            kept.renewed += [(vars(one.module), one.name) for one in left & found.reads.keys()]
         plain = (
             one
             for one in assigned
