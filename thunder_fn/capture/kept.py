@@ -401,8 +401,7 @@ class Kept:
         watch = frames.observer()
         if watch is not None and self.recorder.outer is None:
             _check_slots(watch.before, watch.is_made)
-        around = (self._reached(), self.recorder.modules.held()) if found else ({}, Counter[int]())
-        reached, held = around
+        reached = self._anywhere() if found else {}
         self.exact += self._read_as_a_whole(found, reached)
         whole = {id(one.container) for one in self.exact}
         for place, one in enumerate(found):
@@ -413,7 +412,7 @@ class Kept:
             if is_a(holder, SEQUENCES) and isinstance(key, int):
                 _check_item(one)
             is_read = one.is_read or (watch and ("key", *one.entry) in watch.edges)
-            state = self._renewed(one, held)
+            state = self._renewed(one, reached)
             parts = [old] if state is None else [*state.tensors.values()]
             within = set[int]() if state is None else state.within | parts_of(now).within
             is_read = is_read or not used.isdisjoint(map(id, parts))
@@ -422,7 +421,7 @@ class Kept:
                 is_read
                 and is_fed
                 and id(holder) not in whole
-                and not any(self._is_elsewhere(part, one.entry, *around, within) for part in parts)
+                and not any(_is_elsewhere(id(part), one.entry, reached, within) for part in parts)
             ):
                 self.places.setdefault(one.entry, (holder, key))
                 wanted |= self._numbers_wanted(one, state)
@@ -459,10 +458,10 @@ class Kept:
             if one is None or not _has_same_keys(one) or not _is_any_read(one, keys):
                 continue
             items = dict(entries_of(one.before))
-            counts, held = Counter(map(id, items.values())), self.recorder.modules.held()
+            counts = Counter(map(id, items.values()))
             for key, item in items.items():
                 is_here = all(of == identity for of, _ in reached.get(id(item), ()))
-                if _is_plain(item) and is_here and counts[id(item)] == 1 and not held[id(item)]:
+                if _is_plain(item) and is_here and counts[id(item)] == 1:
                     self.places.setdefault((identity, key), (holder, key))
             yield one
 
@@ -481,8 +480,7 @@ class Kept:
         others = [edge.value for edge in watch.edges.values() if edge.holder is not holder]
         found = {
             *map(id, others),
-            *(one for one, of in self._reached().items() if any(i != id(holder) for i, _ in of)),
-            *self.recorder.modules.held(),
+            *(one for one, of in self._anywhere().items() if any(i != id(holder) for i, _ in of)),
         }
         is_read = any(kind == "index" and of == id(holder) for kind, of, _ in watch.edges)
         indices: dict[int, int] = {}
@@ -521,7 +519,7 @@ class Kept:
             if not isinstance(old, torch.Tensor) and is_other:
                 yield Change(holder, key, old, now)
 
-    def _renewed(self, one: Change, held: Mapping[int, int]) -> Parts | None:
+    def _renewed(self, one: Change, reached: Mapping[int, set[Entry]]) -> Parts | None:
         """Take a container of tensors apart, if the function puts another one of the same form in
         its place, and neither changes it nor stores it elsewhere.
         """
@@ -532,50 +530,41 @@ class Kept:
             return old
         written = {identity for _, identity, _ in (*watch.before, *watch.counted)}
         is_changed = not own.isdisjoint(written | watch.changing.keys())
-        reached = (
-            id(edge.value) in own and (id(edge.holder), edge.key) != one.entry
-            for edge in watch.edges.values()
-            if id(edge.holder) not in old.within
-        )
-        now = [look(kind, holder, key) for (kind, _, key), (holder, _) in watch.before.items()]
+        now = [
+            look(kind, holder, key) if kind in PLACES else holder
+            for (kind, _, key), (holder, _) in watch.before.items()
+        ]
         now += [one.container for one in changed(watch.contents.values())]
         now += self.recorder.modules.given()
-        here = any(other.entry == one.entry for other in self.recorder.modules.stored)
-        is_held = any(held[id(part)] > here for part in old.containers if id(part) in own)
-        is_stored = any(not own.isdisjoint(parts_of(value).changeable) for value in now)
-        return None if is_changed or any(reached) or is_stored or is_held else old
-
-    def _is_elsewhere(
-        self,
-        tensor: torch.Tensor,
-        place: Entry,
-        reached: Mapping[int, set[Entry]],
-        held: Mapping[int, int],
-        within: Container[int],
-    ) -> bool:
-        """Test whether the function can reach a tensor in another way than by this place, and the
-        containers `within` that were or are there.
-        """
-        here = any(one.entry == place for one in self.recorder.modules.stored)
-        return held[id(tensor)] > here or any(
-            one != place and one[0] not in within for one in reached.get(id(tensor), ())
+        is_stored = any(
+            not (parts.is_whole and own.isdisjoint(parts.changeable))
+            for parts in map(parts_of, now)
         )
+        is_elsewhere = any(_is_elsewhere(part, one.entry, reached, old.within) for part in own)
+        return None if is_changed or is_stored or is_elsewhere else old
 
     def _reached(self) -> dict[int, set[Entry]]:
-        """Find the tensors in places that the function has reached, by identity, each with its
+        """Find the values in places that the function has reached, by identity, each with its
         places. The key is None where the whole content of a container counts.
         """
         watch, found = frames.observer(), dict[int, set[Entry]]()
         for one in () if watch is None else watch.edges.values():
-            leaves: Iterable[Any] = (one.value,)
+            values: Iterable[Any] = (one.value,)
             if watch is not None and one.kind == "content":
                 known = watch.contents.get(id(one.holder))
-                leaves = leaves_in(one.holder if known is None else known.before)
+                held = one.holder if known is None else known.before
+                values = *leaves_in(held), *parts_of(held).containers[1:]
             elif is_a(one.value, tuple):
-                leaves = leaves_in(one.value)
-            for leaf in leaves:
-                if is_a(leaf, torch.Tensor):
-                    found.setdefault(id(leaf), set()).add((id(one.holder), one.key))
+                values = *leaves_in(one.value), *parts_of(one.value).containers
+            for value in values:
+                found.setdefault(id(value), set()).add((id(one.holder), one.key))
+        return found
+
+    def _anywhere(self) -> dict[int, set[Entry]]:
+        """Find the values in places that the function has reached, or that modules hold."""
+        found = self._reached()
+        for holder, key, value in self.recorder.modules.places():
+            found.setdefault(id(value), set()).add((id(holder), key))
         return found
 
     def stored(self) -> Iterator[Change]:
@@ -759,17 +748,17 @@ class Kept:
         )
         options: dict[str, Any] = {"wanted": self.wanted, "tensors": tensors, "places": places}
         seen = *self.states.values(), *(parts_of(self.placed[place]) for place in self.states)
-        options["within"] = frozenset[int]().union(*(one.within for one in seen))
+        within = options["within"] = frozenset[int]().union(*(one.within for one in seen))
         placed = self.places.keys() & {one.entry for one in modules}
         options["stored"] = frozenset(free | placed)
         if self.tensors:
-            held, given = {id(one.container) for one in self.exact}, self.given
+            held = within.union(id(one.container) for one in self.exact)
             here = {id(tensor) for _, tensor in self.tensors}
             options["apart"] = frozenset(
-                tensor
-                for tensor, places in self._reached().items()
-                if tensor not in here
-                and any(one[0] not in held and one not in given for one in places)
+                value
+                for value, places in self._reached().items()
+                if value not in here
+                and any(one[0] not in held and one not in self.given for one in places)
             )
         return (KeptState(name, contents, fed, numbers, **options),)
 
@@ -792,6 +781,15 @@ class Kept:
         self.objects.clear()
         self.contents.clear()
         self.is_over = True
+
+
+def _is_elsewhere(
+    value: int, place: Entry, reached: Mapping[int, set[Entry]], within: Container[int]
+) -> bool:
+    """Test whether a value, by identity, can be reached in another way than by this place, and the
+    containers `within` that were or are there.
+    """
+    return any(one != place and one[0] not in within for one in reached.get(value, ()))
 
 
 def _containers(root: Any) -> Iterator[Any]:

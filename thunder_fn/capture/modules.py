@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,13 +90,14 @@ class WatchedModules:
     replaced: list[Change] = dataclasses.field(default_factory=list[Change])
     seen: list[_State] = dataclasses.field(default_factory=list[_State])
 
-    def held(self) -> Counter[int]:
-        """Count the places of each value before the capture, those in containers too."""
-        found = Counter[int]()
+    def places(self) -> Iterator[tuple[Any, Any, Any]]:
+        """The places of values before the capture, each with its value: attributes, and those in
+        containers.
+        """
         for state in self.seen:
-            for parts in map(parts_of, state.entries.values()):
-                found.update(map(id, (*parts.leaves.values(), *parts.containers)))
-        return found
+            for (section, name), value in state.entries.items():
+                yield _section(state.module, section), name, value
+                yield from parts_of(value).places
 
     def given(self) -> Iterator[Any]:
         """The values that the function has put into attributes."""

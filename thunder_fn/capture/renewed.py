@@ -8,7 +8,7 @@ neither changes it nor stores it elsewhere.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,8 @@ from thunder_fn.capture.outside.reads import dict_of, fields_of
 from thunder_fn.capture.places import Path, Step
 
 _DICTS = (dict, collections.OrderedDict)
-_DEEP = 4
-"""Containers in containers that are taken apart."""
+_DEEP, _MANY = 8, 1000
+"""Containers in one another, and containers in all, that are taken apart."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +35,15 @@ class Parts:
     leaves: dict[Path, Any] = field(default_factory=dict[Path, Any])
     kinds: list[Any] = field(default_factory=list[Any])
     containers: list[Any] = field(default_factory=list[Any])
+    is_whole: bool = True
+    """True unless some container lies too deep, or there are too many."""
 
     def take(self, value: Any, path: Path = ()) -> None:
         """Take a value apart, which is under a path."""
-        steps = _steps_of(value) if len(path) < _DEEP else None
-        if steps is None:
+        steps = _steps_of(value)
+        is_deep = steps is not None and (len(path) >= _DEEP or len(self.containers) >= _MANY)
+        self.is_whole = self.is_whole and not is_deep
+        if steps is None or is_deep:
             self.leaves[path] = value
             return
         self.containers.append(value)
@@ -52,6 +56,13 @@ class Parts:
     def tensors(self) -> dict[Path, torch.Tensor]:
         """The leaves that are tensors."""
         return {path: one for path, one in self.leaves.items() if isinstance(one, torch.Tensor)}
+
+    @property
+    def places(self) -> Iterator[tuple[Any, Any, Any]]:
+        """The items of the containers, each with its container and key."""
+        for held in self.containers:
+            for step in _steps_of(held) or ():
+                yield held, step.key, step(held)
 
     @property
     def within(self) -> set[int]:
@@ -138,7 +149,8 @@ def state_in(value: Any) -> Parts | None:
     held = [id(one) for one in parts.containers if not isinstance(one, tuple)]
     is_apart = len({*tensors, *held}) == len(tensors) + len(held)
     is_plain = not any(one.requires_grad for one in parts.tensors.values())
-    return parts if parts.containers and tensors and is_apart and is_plain else None
+    is_state = parts.is_whole and parts.containers and tensors and is_apart and is_plain
+    return parts if is_state else None
 
 
 def _seen(leaf: Any) -> Any:
