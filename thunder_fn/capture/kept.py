@@ -430,8 +430,8 @@ class Kept:
         self.places.update(self._wanted_elsewhere())
         if len(self.places) > before or wanted:
             raise MustFeed(self.wanted | wanted)
-        for held, name in self.renewed if watch is not None else ():
-            if (id(held), name) not in self.places:
+        for held, name in self.renewed:
+            if watch is not None and (id(held), name) not in self.places:
                 watch.value_before(("key", id(held), name), held, Changed(name))
         return found
 

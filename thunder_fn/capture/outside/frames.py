@@ -137,6 +137,9 @@ class Observer(Protocol):
     def item_before(self, container: Any, index: int, value: Any) -> None:
         """Guard an item of a list or deque outside that held a value before."""
 
+    def value_before(self, place: tuple[str, int, Any], holder: Any, old: Any) -> None:
+        """Guard a place by the value that it held before."""
+
     def note_late(self) -> None:
         """Note the places that are known at the end alone."""
 

@@ -17,9 +17,9 @@ import functools
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,9 @@ from thunder_fn.jitted.modules.state import (
     unchanged,
 )
 from thunder_fn.jitted.options import Options
+
+if TYPE_CHECKING:
+    from thunder_fn.capture.recorder import Recorder
 
 STATE = "__state__"
 """The keyword under which a module's tensors are passed to its program."""
@@ -102,13 +105,10 @@ class TracedForward:
         held = held_by_hooks(self.module) if self.layout is not None else ()
         with tracked() as found:
             result = self.module.forward(*args, **kwargs)
-            kept = recorder.kept if recorder.outer is None else None
-            keeps = kept is not None
+            keeps = recorder.kept is not None and recorder.outer is None
             left, assigned = recorder.modules.take_assigned(places, found.written, keeps=keeps)
         check_unchanged(held)
-        reads = {place: value for place, value in found.reads.items() if place not in left}
-        if kept is not None:
-            kept.renewed += [(vars(one.module), one.name) for one in left & found.reads.keys()]
+        reads = _guarded(recorder, left, found.reads)
         plain = (
             one
             for one in assigned
@@ -126,6 +126,15 @@ class TracedForward:
         changes, (result, gives) = filled(containers), with_marks(result, containers)
         is_all = not states and not attributes and not changes and not gives
         return result if is_all else Assigning(result, changes, gives, states, attributes)
+
+
+def _guarded(recorder: Recorder, left: Set[Attribute], reads: Reads) -> Reads:
+    """The reads that the module guards itself. Those of attributes that are left to the state in
+    Python, in which the function puts containers of tensors, are guarded there.
+    """
+    if recorder.kept is not None:
+        recorder.kept.renewed += [(vars(one.module), one.name) for one in left & reads.keys()]
+    return {place: value for place, value in reads.items() if place not in left}
 
 
 def _with_own(arguments: Any, tensors: dict[int, torch.Tensor]) -> Any:
