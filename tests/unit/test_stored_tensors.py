@@ -514,7 +514,7 @@ def test_an_object_in_an_argument_that_a_program_cannot_make_is_refused() -> Non
         return cache.last.keys
 
     cache = _cache()
-    with pytest.raises(UnsupportedCall, match="stores a _Closing of its own in an argument"):
+    with pytest.raises(UnsupportedCall, match="stores a _Closing under"):
         tfn.jit(f)(torch.ones(2), cache)
     assert cache == _cache()
 

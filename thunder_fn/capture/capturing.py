@@ -19,8 +19,8 @@ from thunder_fn.capture.aliases import Alias, aliases_of, joints_of
 from thunder_fn.capture.captured import Captured, Shared, Write
 from thunder_fn.capture.changes import (
     changes_of,
+    check_numbers,
     check_results,
-    check_stored,
     effects_of,
     feeds_of,
     grads_read,
@@ -34,6 +34,7 @@ from thunder_fn.capture.failures import (
 )
 from thunder_fn.capture.flags import MustBegin, check_late, required
 from thunder_fn.capture.kept import Kept, MustFeed
+from thunder_fn.capture.made import made_anew
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
@@ -57,7 +58,6 @@ from thunder_fn.capture.results import (
     check_own_leaves,
     freed_output,
     is_inner,
-    made_anew,
     output_of,
     own_leaves_of,
     shared_memory,
@@ -413,7 +413,7 @@ class _Attempt:
         changes = tuple(changes_of(recorder, f, self.tensors, tracers))
         pairs = self.pairs(tracers)
         flags = recorder.flags.settle(pairs, source_of(f))
-        check_stored(recorder, self.leaves)
+        check_numbers(recorder)
         stored = dict[int, Atom]()
         effects = tuple(effects_of(recorder, positions, name, stored, self.asked.stores, flags))
         kept = () if recorder.kept is None else recorder.kept.state()

@@ -20,8 +20,8 @@ from thunder_fn.capture.overlaps import overlaps
 from thunder_fn.capture.places import GRAD, REQUIRES_GRAD, Effect, Entry, Feed, Update
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.results import output_of
-from thunder_fn.capture.stored import changed, holds_numbers, new_object, reached, stored_inside
-from thunder_fn.errors import CaptureError, UnsupportedCall, kind_of, with_article
+from thunder_fn.capture.stored import changed, holds_numbers, stored_inside
+from thunder_fn.errors import CaptureError, UnsupportedCall, with_article
 from thunder_fn.ir.constraints import equations_between
 from thunder_fn.ir.trace import Atom, Var, type_of_value
 
@@ -160,12 +160,6 @@ def effects_of(
         yield effect, tuple(_stored(recorder, leaf, name, stored) for leaf in leaves), leaves
 
 
-def check_stored(recorder: Recorder, arguments: Sequence[Any]) -> None:
-    """Refuse values of the trace in places outside that a program cannot store there."""
-    check_numbers(recorder)
-    check_objects(recorder, arguments)
-
-
 def check_numbers(recorder: Recorder) -> None:
     """Refuse a number of the trace in a place outside, which has its old value again.
 
@@ -193,38 +187,6 @@ def check_numbers(recorder: Recorder) -> None:
         watch.put_back()
         what = "the function stores a number outside that its program computes anew in each call"
         fix = "Return it, and store it outside of the jitted function."
-        raise UnsupportedCall(what, fix=fix)
-
-
-def check_objects(recorder: Recorder, arguments: Sequence[Any]) -> None:
-    """Refuse objects of the function's own in lists, dicts and attributes of its arguments, if they
-    hold tensors of the trace and a program cannot make them anew.
-
-    Raises:
-        UnsupportedCall: the function stores one. The places have their old values again.
-    """
-    watch = frames.observer()
-    if watch is None or recorder.outer is not None:
-        return
-    found = {
-        id(one.container): new_object(one.before, one.container)
-        for one in changed(watch.contents.values())
-    }
-    for (kind, identity, key), (holder, old) in watch.before.items():
-        now = look(kind, holder, key)
-        if identity not in found and now is not old:
-            found[identity] = new_object([old], [now])
-    found = {identity: made for identity, made in found.items() if made is not None}
-    if not found:
-        return
-    made = next((found[id(one)] for one in reached(arguments) if id(one) in found), None)
-    if made is not None:
-        watch.put_back()
-        what = (
-            f"the function stores {kind_of(made)} of its own in an argument, and it holds traced"
-            " tensors: a program cannot make such an object anew"
-        )
-        fix = "Make the object before the call, or return its tensors."
         raise UnsupportedCall(what, fix=fix)
 
 

@@ -6,7 +6,6 @@ import ast
 import builtins
 import dis
 import functools
-import gc
 import inspect
 import linecache
 import re
@@ -31,6 +30,7 @@ from thunder_fn.capture.replaced.refusals import (
     script_error,
 )
 from thunder_fn.capture.scopes import ScopeMode, user_source
+from thunder_fn.capture.stored import reaches_tracer
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -83,7 +83,7 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     if (watch := frames.observer()) is not None and watch.is_outside(leaf):
         return  # what is stored in it is stored there in each call
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
-    if _reaches_tracer(leaf):
+    if reaches_tracer(leaf):
         text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
             "" if is_code else f", but {cls} is not a pytree"
         )
@@ -100,42 +100,6 @@ _CODE = (
     *(types.FunctionType, types.MethodType, types.BuiltinMethodType, types.MethodWrapperType),
     functools.partial,
 )
-_CLOSED = (type, types.ModuleType, Recorder)
-_MOST = 10_000
-
-
-def _reaches_tracer(leaf: Any) -> bool:
-    """Test for a traced tensor behind a function or an object: in its cells, defaults and
-    attributes, what it views or holds, and in theirs. At most so many objects are looked at, and
-    none from outside: what the function stores in these is stored there in each call.
-    """
-    seen, todo, watch = dict[int, Any](), [leaf], frames.observer()
-    while todo and len(seen) < _MOST:
-        value = todo.pop()
-        if id(value) in seen or issubclass(type(value), _CLOSED):
-            continue
-        is_known = isinstance(value, torch.nn.Module) if watch is None else watch.is_outside(value)
-        if is_known:
-            continue
-        seen[id(value)] = value
-        if internals.is_tracer(value):
-            return True
-        if type(value) is types.FunctionType:
-            todo += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
-        elif not issubclass(type(value), torch.Tensor):
-            todo += [*gc.get_referents(value), *_properties_in_cpp(value)]
-    return False
-
-
-def _properties_in_cpp(value: Any) -> list[Any]:
-    """The properties of an object of pybind's, such as `SDPAParams`, whose parts Python does not
-    see.
-    """
-    cls = type(value)
-    if type(cls).__name__ != "pybind11_type":
-        return []
-    names = (name for name, found in vars(cls).items() if isinstance(found, property))
-    return [getattr(value, name) for name in names]
 
 
 # ---- memory that is reached twice ----

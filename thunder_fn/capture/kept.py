@@ -33,6 +33,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.comparisons import PLAIN, entries_of, has_keys_of, is_like, is_numeric
 from thunder_fn.capture.kept_state import KeptState
+from thunder_fn.capture.made import is_made_anew, made_anew
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, look, store
@@ -74,6 +75,7 @@ from thunder_fn.capture.stored import (
     in_order,
     indices_written,
     leaves_in,
+    reaches_tracer,
     stored_in,
     stored_outside,
     take_back,
@@ -356,7 +358,7 @@ class Kept:
         self.updates = [(one, old) for one, old in updates if not self._holds_given(one.value)]
         given = [(one, old) for one, old in updates if self._holds_given(one.value)]
         self.plain += [Change(one.holder, one.key, old, one.value) for one, old in given]
-        self._spoil_unstorable()
+        self._check_unstorable()
         changes = [self._effect(one) for one in in_order([*found, *self.plain])]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
@@ -387,7 +389,7 @@ class Kept:
             is_new = now is not fed and (is_there or kind != "index")
             is_new = is_new and (not is_a(now, HOLDERS) or self._was_there(now))  # not made anew
             if is_new and (now is ABSENT or self._is_storable(now)):
-                yield Update(kind, holder, key, now), old
+                yield Update(kind, holder, key, now, is_anew=is_made_anew(now)), old
 
     def moved_tensors(self) -> list[Change]:
         """The places of other objects that the function writes tensors to.
@@ -606,18 +608,37 @@ class Kept:
                     yield change
                     self.exact += [one] if change.key is None else []
 
-    def _spoil_unstorable(self) -> None:
-        """Let no later call use the trace if the function has read a place and stored an object of
-        its own there, which a program cannot make anew.
+    def _check_unstorable(self) -> None:
+        """Look for objects of the function's own in places, which a program cannot make anew. Let
+        no later call use the trace if the function has read the place.
+
+        Raises:
+            UnsupportedCall: such an object leads to tensors of the trace.
         """
         if (watch := frames.observer()) is None:
             return
         for place, (holder, old) in watch.before.items():
             now = look(place[0], holder, place[2])
-            is_new = place[0] in PLACES and now is not old
-            is_unstorable = is_new and now is not ABSENT and not self._is_storable(now)
-            if is_unstorable and place in watch.edges and not has_tracers(now):
+            if place[0] not in PLACES or now is old or now is ABSENT or has_tracers(now):
+                continue
+            self._check_reach(holder, place[2], now)
+            if place in watch.edges and not self._is_storable(now):
                 watch.edges[place].value = Changed(str(place[2]))
+        for one in changed(watch.contents.values()):
+            known = {id(item) for _, item in entries_of(one.before)}
+            for key, item in (
+                entries_of(one.container) if id(one.container) not in self.contents else ()
+            ):
+                if id(item) not in known and not has_tracers(item):
+                    self._check_reach(one.container, key, item)
+
+    def _check_reach(self, holder: Any, key: Any, value: Any) -> None:
+        """Refuse an object that leads to tensors of the trace, as a function that closes over
+        them.
+        """
+        is_plain = type(value) in PLAIN or is_a(value, torch.Tensor)
+        if not is_plain and not self._was_there(value) and reaches_tracer(value):
+            raise self._refused(holder, key, value)
 
     def _is_moving(self, change: Change) -> bool:
         """Test for a number or tensor of a kept object that may be another one in each call."""
@@ -643,9 +664,12 @@ class Kept:
             is_fixed = isinstance(leaf, (torch.Tensor, *_FIXED)) or self._is_storable(leaf)
             if not flag and not is_fixed and not self.is_old(leaf):
                 raise self._refused(holder, key, leaf)
+            if is_fixed:
+                self._check_reach(holder, key, leaf)
         outputs = list(chosen(leaves, flags))
         fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
-        return self._conditional(Effect(holder, key, spec, fixed, flags), outputs)
+        effect = Effect(holder, key, spec, fixed, flags, anew=made_anew(fixed))
+        return self._conditional(effect, outputs)
 
     def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
         """Make an effect conditional if its step may be skipped: its first output says so."""
@@ -674,11 +698,14 @@ class Kept:
         return result
 
     def _is_storable(self, value: Any) -> bool:
-        """Test for what a program can store in each call: plain data, containers of it, and objects
-        that were there before the call.
+        """Test for what a program can store in each call: plain data, containers and objects of it
+        that the function makes, and objects that were there before the call.
         """
         return self._was_there(value) or all(
-            type(leaf) in PLAIN or is_a(leaf, _VALUES) or self._was_there(leaf)
+            type(leaf) in PLAIN
+            or is_a(leaf, _VALUES)
+            or self._was_there(leaf)
+            or is_made_anew(leaf)
             for leaf in leaves_in(value)
         )
 
@@ -689,8 +716,9 @@ class Kept:
         if has_tracers(value) or holds_numbers(value) or self._is_given(value):
             return False
         watch = frames.observer()
-        is_there = watch is not None and watch.is_outside(value)
-        return is_there or is_lasting(value) or is_a(value, types.BuiltinFunctionType)
+        if is_a(value, types.BuiltinFunctionType):
+            return not reaches_tracer(value)
+        return (watch is not None and watch.is_outside(value)) or is_lasting(value)
 
     def _is_given(self, value: Any) -> bool:
         """Test for a container that is another one in the next call: it was read from a place that
@@ -722,9 +750,9 @@ class Kept:
         if owner is not None:
             who = f"a step of {with_article(type(owner).__name__)} from outside"
             fix = "Call the step outside of the jitted function."
+        where = f"under {key!r}" if type(key) in (str, int) else f"in {kind_of(holder)}"
         what = (
-            f"{who} stores {kind_of(value)} under {key!r}, which a program cannot make anew in each"
-            " call"
+            f"{who} stores {kind_of(value)} {where}, which a program cannot make anew in each call"
         )
         return UnsupportedCall(what, source=None, fix=fix)
 

@@ -8,6 +8,7 @@ to its places in each call: it reads a `Feed` and applies an `Effect` or an `Upd
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Effect:
     leaves: tuple[Any, ...] = ()
     is_output: tuple[bool, ...] = ()
     is_conditional: bool = False
+    anew: tuple[int, ...] = ()
+    """The places of leaves of which each call stores a copy."""
 
     @property
     def count(self) -> int:
@@ -121,8 +124,8 @@ class Effect:
         if self.is_conditional and bool(next(given)):
             return
         leaves = [
-            next(given) if flag else leaf
-            for leaf, flag in zip(self.leaves, self.is_output, strict=True)
+            next(given) if flag else copy.deepcopy(leaf) if place in self.anew else leaf
+            for place, (leaf, flag) in enumerate(zip(self.leaves, self.is_output, strict=True))
         ]
         value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves)
         holder = tensors[self.holder] if isinstance(self.holder, int) else self.holder
@@ -140,13 +143,16 @@ class Update:
     key: Any
     value: Any
     is_added: bool = False
+    is_anew: bool = False
+    """True if each call stores a copy of the value."""
     count: ClassVar[int] = 0
     traced: ClassVar[Sequence[Any]] = ()
 
     def apply(self, outputs: Sequence[Any] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
         """Store the value, or the sum of it and what the place has now."""
         place = self.kind, self.holder, self.key
-        store(*place, iadd(look(*place), self.value) if self.is_added else self.value)
+        value = copy.deepcopy(self.value) if self.is_anew else self.value
+        store(*place, iadd(look(*place), value) if self.is_added else value)
 
 
 def held_at(holder: Any, key: Any) -> Any:

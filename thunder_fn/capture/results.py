@@ -11,18 +11,6 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.captured import Shared
 from thunder_fn.capture.failures import check_static_output, source_of
 from thunder_fn.capture.numbers.python_numbers import class_of_numbers
-from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.kinds import is_open
-from thunder_fn.capture.outside.reads import (
-    CONTAINERS,
-    DEPTH,
-    HOLDERS,
-    PLAIN,
-    content_of,
-    fields_of,
-    is_a,
-    is_object,
-)
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
@@ -40,33 +28,6 @@ def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:
         return TENSOR
     check_static_output(leaf, f, name)
     return leaf
-
-
-def made_anew(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The places of plain data that the function made and that a caller may change, such as a set
-    or an object of the user's with numbers in it: each call returns another one.
-    """
-    watch = frames.observer()
-    return tuple(
-        place
-        for place, leaf in enumerate(leaves)
-        if watch is not None
-        and (is_a(leaf, (bytearray, *HOLDERS)) or (is_object(leaf) and is_open(type(leaf))))
-        and _is_own(leaf, watch)
-    )
-
-
-def _is_own(value: Any, watch: frames.Observer, depth: int = DEPTH) -> bool:
-    """Test for plain data, and containers and objects of it that the function made. An object may
-    come from outside by a way that nobody saw, so its `__init__` must have been seen.
-    """
-    if is_a(value, (*PLAIN, bytearray)):
-        return not watch.is_outside(value)
-    is_holder, fields = is_a(value, CONTAINERS), fields_of(value)
-    is_made = not watch.is_outside(value) if is_holder else watch.is_built(value)
-    parts = (*(content_of(value) if is_holder else ()), *(fields or {}).values())
-    is_known = depth > 0 and is_made and not is_a(value, torch.nn.Module)
-    return is_known and all(_is_own(item, watch, depth - 1) for item in parts)
 
 
 def output_of(recorder: Recorder, leaf: Any, name: str) -> Atom:

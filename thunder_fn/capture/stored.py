@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
 import types
@@ -51,6 +52,10 @@ _AT_THE_END = frozenset(("append", "extend"))
 _MANY = 256
 """Values that a function closes over, directly or not, which are looked into."""
 _OTHERS = (torch.Tensor, types.ModuleType, type, *PLAIN)
+_CLOSED = (type, types.ModuleType, types.FrameType, types.TracebackType)
+"""Types of objects of which nobody asks what they lead to."""
+_MOST = 10_000
+"""Objects behind one that are looked at for a tensor of the trace."""
 
 
 def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
@@ -272,15 +277,6 @@ def has_tracers(value: Any, depth: int = _DEEP) -> bool:
     return not is_lost and any(issubclass(kind, internals.Tracer) for kind in kinds)
 
 
-def new_object(before: Any, now: Any) -> Any:
-    """An object that a program cannot make anew, with tensors of the trace in its attributes, in
-    the second value and not in the first; None if there is none.
-    """
-    known = set(map(id, leaves_in(before)))
-    others = (one for one in leaves_in(now) if id(one) not in known and not is_a(one, _OTHERS))
-    return next((one for one in others if has_tracers(dict_of(one))), None)
-
-
 def holds_numbers(value: Any) -> bool:
     """Test for numbers of the trace in a value."""
     return any(issubclass(type(leaf), _NUMBERS) for leaf in leaves_in(value))
@@ -336,3 +332,37 @@ def is_of_trace(record: Any, depth: int = _DEEP) -> bool:
 def alive(value: Any) -> Any:
     """The value itself, or what a wrapper of a torch.func transform held that has ended."""
     return internals.alive(value) if issubclass(type(value), torch.Tensor) else value
+
+
+def reaches_tracer(leaf: Any) -> bool:
+    """Test for a traced tensor behind a function or an object: in its cells, defaults and
+    attributes, what it views or holds, and in theirs. At most so many objects are looked at, and
+    none from outside: what the function stores in these is stored there in each call.
+    """
+    seen, todo, watch = dict[int, Any](), [leaf], frames.observer()
+    while todo and len(seen) < _MOST:
+        value = todo.pop()
+        if id(value) in seen or issubclass(type(value), _CLOSED):
+            continue
+        is_known = isinstance(value, torch.nn.Module) if watch is None else watch.is_outside(value)
+        if is_known or module_of(type(value)).startswith("thunder_fn."):
+            continue
+        seen[id(value)] = value
+        if internals.is_tracer(value):
+            return True
+        if type(value) is types.FunctionType:
+            todo += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+        elif not issubclass(type(value), torch.Tensor):
+            todo += [*gc.get_referents(value), *_properties_in_cpp(value)]
+    return False
+
+
+def _properties_in_cpp(value: Any) -> list[Any]:
+    """The properties of an object of pybind's, such as `SDPAParams`, whose parts Python does not
+    see.
+    """
+    cls = type(value)
+    if type(cls).__name__ != "pybind11_type":
+        return []
+    names = (name for name, found in vars(cls).items() if isinstance(found, property))
+    return [getattr(value, name) for name in names]

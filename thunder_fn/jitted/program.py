@@ -37,7 +37,7 @@ from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.outside.properties import Read
 from thunder_fn.capture.outside.reads import ABSENT, HOLDERS
-from thunder_fn.capture.places import GRAD, Update, held_at, put, tensor_at
+from thunder_fn.capture.places import GRAD, Effect, Update, held_at, put, tensor_at
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import lookasides
@@ -762,10 +762,8 @@ class _Execution:
             if effect.spec is None:
                 yield f"    {unless}{stored}({holder}, {key}, {self.names.bind(ABSENT)})"
                 continue
-            leaves = [
-                next(given) if flag else self.names.bind(leaf, "fixed")
-                for leaf, flag in zip(effect.leaves, effect.is_output, strict=True)
-            ]
+            fixed = iter(self.fixed(effect))
+            leaves = [next(given) if flag else next(fixed) for flag in effect.is_output]
             value = put_together(skeleton(effect.spec), leaves, self.names, effect.spec)
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
@@ -773,6 +771,14 @@ class _Execution:
                 yield f"    {unless}{holder}[{key}] = {value}"
             else:
                 yield f"    {unless}{stored}({holder}, {key}, {value})"
+
+    def fixed(self, effect: Effect) -> Iterator[str]:
+        """The leaves of an effect that are no outputs."""
+        copied = self.names.bind(copy.deepcopy, "copy") if effect.anew else ""
+        for place, (leaf, flag) in enumerate(zip(effect.leaves, effect.is_output, strict=True)):
+            if not flag:
+                name = self.names.bind(leaf, "fixed")
+                yield f"{copied}({name})" if place in effect.anew else name
 
     def stored(self, position: int, values: Sequence[str]) -> str:
         """Return the text of an output that is stored outside: the very tensor that it is."""
