@@ -500,3 +500,45 @@ def test_parameters_that_are_registered_on_modules_which_nobody_calls_are_refuse
     with pytest.raises(EscapedTracer, match="the parameter or container `p` of a Sequential"):
         tfn.jit(f)(torch.ones(3))
     assert not list(m.parameters())
+
+
+def _writes(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.a.w = x * 2
+    return x + 1
+
+
+def _adds(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.a.w = m.a.w + x
+    return m.a.w * 2
+
+
+def _adds_to_both(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.w, m.a.w = m.a.w * 1, m.w + x
+    return m.w - m.a.w
+
+
+def _writes_a_container(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.a.w = m.a.w + x
+    m.a.state = {"h": m.a.state["h"] * 2 + x, "n": m.a.state["n"] + 1}
+    return m.a.state["h"] * m.a.state["n"]
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("f", [_writes, _adds, _adds_to_both, _writes_a_container])
+def test_a_module_that_nobody_calls_is_state(f: Callable[[Any, torch.Tensor], torch.Tensor], is_argument: bool) -> None:
+    def begin() -> Any:
+        m = torch.nn.Module()
+        m.a, m.w = torch.nn.Module(), torch.ones(2)
+        m.a.w, m.a.state = torch.full((2,), 2.0), {"h": torch.zeros(2), "n": 1}
+        return m
+
+    ours, theirs = begin(), begin()
+    jitted = tfn.jit(f) if is_argument else tfn.jit(lambda x: f(ours, x))
+    for call in range(5):
+        x = torch.full((2,), call + 1.0)
+        found = jitted(ours, x) if is_argument else jitted(x)
+        torch.testing.assert_close(found, f(theirs, x))
+        for mine, its in ((ours.w, theirs.w), (ours.a.w, theirs.a.w), (ours.a.state["h"], theirs.a.state["h"])):
+            torch.testing.assert_close(mine, its)
+        assert ours.a.state["n"] == theirs.a.state["n"]
+    assert tfn.cache_info(jitted).misses == 1

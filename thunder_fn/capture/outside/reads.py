@@ -288,6 +288,8 @@ def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any
         written, place = _written.get(), Attribute(self, name)
         if written is not None and place not in written:
             written[place] = attribute(place)
+        if written is not None and (watch := frames.observer()) is not None:
+            watch.writes_to(self)  # in each attempt at a trace
         original(self, name, value)
 
     return __setattr__

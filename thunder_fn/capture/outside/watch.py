@@ -72,7 +72,7 @@ from thunder_fn.capture.replaced.number_calls import is_copied
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.garbage import is_collecting, is_collectors, referrers
-from thunder_fn.ir import ops
+from thunder_fn.ir import hooks, ops
 from thunder_fn.ir.text import escaped
 from thunder_fn.ir.trace import Op
 
@@ -352,6 +352,14 @@ class Watch(Evaluator):
         kept = None if (recorder := current()) is None else recorder.kept
         if kept is not None and kept.feeds_tensor(tensor):
             self.edges[kind, *entry].value = Changed(path)
+
+    def writes_to(self, module: Any) -> None:
+        """Watch a module from outside from now on, also if nobody calls it."""
+        recorder = current()
+        if recorder is not None and self.is_outside(module):
+            watching = hooks.pause()
+            recorder.modules.watch(module, self.path(module, type(module).__name__))
+            hooks.resume(watching)
 
     def called_custom_op(self, op: Op) -> None:
         """Guard the definition of a custom op."""
