@@ -30,7 +30,7 @@ from thunder_fn.capture.replaced.refusals import (
     script_error,
 )
 from thunder_fn.capture.scopes import ScopeMode, user_source
-from thunder_fn.capture.stored import reaches_tracer
+from thunder_fn.capture.stored import has_tracers, reaches_tracer
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -83,7 +83,8 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     if (watch := frames.observer()) is not None and watch.is_outside(leaf):
         return  # what is stored in it is stored there in each call
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
-    if reaches_tracer(leaf):
+    is_seen = is_code or watch is not None  # else nobody knows whose an object is
+    if reaches_tracer(leaf) if is_seen else has_tracers(leaf):
         text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
             "" if is_code else f", but {cls} is not a pytree"
         )
