@@ -9,7 +9,7 @@ import gc
 import operator
 import sys
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -283,36 +283,30 @@ class ScopeMode(TorchFunctionMode):
         with internals.without_function_modes(ScopeMode), self:
             yield
 
-    def _answered_by(
-        self, likes: list[Any], func: Any, types_: Any, args: Any, kwargs: dict[str, Any]
-    ) -> Any:
+    def _answered_by(self, func: Any, args: Any, kwargs: dict[str, Any], types_: Any) -> Any:
         """Ask classes that are like tensors, and see what they call. PyTorch asks them without the
         mode, so that they would compute on what no recorder has seen.
         """
         with self:
-            for kind in likes:
+            for kind in _likes(types_):
                 result = kind.__torch_function__(func, types_, args, kwargs)
                 if result is not NotImplemented:
                     return result
         return func(*args, **kwargs)
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
-        likes = [kind for kind in types_ if not issubclass(kind, torch.Tensor)]
-        if likes:
-            return self._answered_by(likes, func, types_, args, kwargs or {})
-        return self._seen(func, args, kwargs or {})
-
-    def _seen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a function of tensors, and record it."""
+        kwargs = kwargs or {}
         if not args and (func in METADATA or func in READ):
             args, kwargs = internals.in_order(func, args, kwargs)
         recorder = self.recorder
         if recorder.inside and func in UNFOLLOWED and self._is_unfollowed(args[0]):
             return UNFOLLOWED[func]
-        is_passed = func in METADATA and replacement(func) is None
+        is_passed, likes = func in METADATA and replacement(func) is None, _likes(types_)
         recorder.call.runs_users |= func in _REGISTERS
-        if is_passed or current() is not recorder or (self._running and self._running[-1] is func):
-            return self._passed(func, args, kwargs, is_passed)
+        is_running = bool(self._running) and self._running[-1] is func
+        if likes or is_passed or is_running or current() is not recorder:
+            answered = self._answered_by if likes else self._passed
+            return answered(func, args, kwargs, types_ if likes else is_passed)
         if func in READ and replacement(func) is None:
             one = recorder.counterpart(args[0])
             return answer(recorder, READ[func], one, lambda: func(one, *args[1:], **kwargs))
@@ -731,3 +725,8 @@ def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
 
     wrapper.__composite__ = name  # type: ignore[attr-defined]
     return wrapper
+
+
+def _likes(types_: Iterable[type]) -> list[Any]:
+    """The classes that are like tensors, and are none."""
+    return [kind for kind in types_ if not issubclass(kind, torch.Tensor)]
