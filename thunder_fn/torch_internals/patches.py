@@ -710,8 +710,8 @@ def calls_patch(
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
     functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
     `others` are the class `torch.Generator`, the calls of `torch.autograd.Variable` and of
-    TorchScript, `register` (of buffers and parameters of a module), and `flatten_parameters`, which
-    is what recurrent layers do to the memory of their weights.
+    TorchScript, and `flatten_parameters`, which is what recurrent layers do to the memory of their
+    weights.
     """
     utils = torch._functorch.utils
     levels = (
@@ -733,8 +733,6 @@ def calls_patch(
         *((*STREAM_FUNCTIONS[name], make) for name, make in streams.items()),
         (torch, "Generator", others["Generator"]),
         (torch.nn.RNNBase, "flatten_parameters", others["flatten_parameters"]),
-        (torch.nn.Module, "register_buffer", others["register"]),
-        (torch.nn.Module, "register_parameter", others["register"]),
         (type(torch.autograd.Variable), "__call__", others["Variable"]),
         (torch._C.ScriptMethod, "__call__", others["script"]),
         (torch._C.ScriptFunction, "__call__", others["script"]),

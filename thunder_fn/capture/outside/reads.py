@@ -65,7 +65,10 @@ _OWN = frozenset(torch.nn.Module().__dict__) - {
     "training",
     OF_BUFFERS,
 }  # hooks and sections, which are no plain attributes
-_REGISTERS = torch.nn.Module.register_buffer.__code__
+_REGISTERS = (
+    torch.nn.Module.register_buffer.__code__,
+    torch.nn.Module.register_parameter.__code__,
+)
 _reads: ContextVar[tuple[_Found, _Found] | None] = ContextVar("thunder_fn_reads", default=None)
 """Attributes that were read, and counters that only `+=` has read."""
 _written: ContextVar[dict[Attribute, Any] | None] = ContextVar("thunder_fn_written", default=None)
@@ -268,12 +271,13 @@ def _tracking(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
             and (not name.startswith("__") or not name.endswith("__"))
         ):
             (found, counted), held = reads, original(self, "__dict__")
-            if (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
-                watching, frame = hooks.pause(), sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if frame.f_code in _REGISTERS:  # they test that nothing else has the name
+                _writes_to(self)
+            elif (key := (id(held), name)) not in found and not _is_own(self, name, key in counted):
+                watching = hooks.pause()
                 value = attribute(Attribute(self, name))
-                if frame.f_code is _REGISTERS:  # tests that nothing else has the name
-                    pass
-                elif type(value) is int and _adds(frame):
+                if type(value) is int and _adds(frame):
                     counted.setdefault(key, (self, value))
                 else:  # if it was counted before, what it was then
                     found[key] = counted.get(key, (self, value))
@@ -288,11 +292,16 @@ def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any
         written, place = _written.get(), Attribute(self, name)
         if written is not None and place not in written:
             written[place] = attribute(place)
-        if written is not None and (watch := frames.observer()) is not None:
-            watch.writes_to(self)  # in each attempt at a trace
+        if written is not None:
+            _writes_to(self)  # in each attempt at a trace
         original(self, name, value)
 
     return __setattr__
+
+
+def _writes_to(module: torch.nn.Module) -> None:
+    if (watch := frames.observer()) is not None:
+        watch.writes_to(module)
 
 
 _patch = internals.Patch(

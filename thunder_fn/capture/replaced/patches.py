@@ -165,24 +165,6 @@ def _variable(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _watched_registrations(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`register_buffer` and `register_parameter`: in captures a module from outside is watched from
-    then on, also if nobody calls it.
-    """
-
-    def register(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        recorder, watch = current(), frames.observer()
-        if recorder is not None and watch is not None and watch.is_outside(self):
-            watching = hooks.pause()
-            try:
-                recorder.modules.watch(self, module_path(recorder, self))
-            finally:
-                hooks.resume(watching)
-        original(self, *args, **kwargs)
-
-    return register
-
-
 def module_path(recorder: Recorder, module: torch.nn.Module) -> str:
     """The path of the module in the outermost module that is being called."""
     if module not in recorder.module_paths:
@@ -231,7 +213,6 @@ _calls = internals.calls_patch(
     {
         "Generator": generator_class,
         "flatten_parameters": _flattening,
-        "register": _watched_registrations,
         "Variable": _variable,
         "script": _closed_scripts,
     },
