@@ -295,9 +295,7 @@ class ScopeMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not args and (func in METADATA or func in READ):
-            args, kwargs = internals.in_order(func, args, kwargs)
+        args, kwargs = _ordered(func, args, kwargs or {})
         recorder = self.recorder
         if recorder.inside and func in UNFOLLOWED and self._is_unfollowed(args[0]):
             return UNFOLLOWED[func]
@@ -725,6 +723,12 @@ def named_composite(f: Callable[P, R], name: str) -> Callable[P, R]:
 
     wrapper.__composite__ = name  # type: ignore[attr-defined]
     return wrapper
+
+
+def _ordered(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a getter, which may be given by name, and those of other functions."""
+    is_by_name = not args and (func in METADATA or func in READ)
+    return internals.in_order(func, args, kwargs) if is_by_name else (args, kwargs)
 
 
 def _likes(types_: Iterable[type]) -> list[Any]:
