@@ -1173,7 +1173,7 @@ PYTORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("differentiate", ["backward", "grad", "jvp", "partly"])
 @pytest.mark.parametrize("name", PYTORCHS)
 def test_gradients_through_pytorchs_own_functions_are_not_lost(name: str, differentiate: str) -> None:
-    """What they compute, they compute without gradients: it was a constant."""
+    """Such functions compute without gradients, so that a trace had constants."""
     f, x = PYTORCHS[name], torch.arange(4.0)
     assert torch.equal(tfn.jit(f)(x), f(x))
     loss = lambda x: f(x).sin().sum() + (x.sum() if differentiate == "partly" else 0)

@@ -46,7 +46,7 @@ class Record(Pair):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How a state of two tensors is made, and taken apart."""
+    """The maker of a state of two tensors, and the way to its parts."""
 
     make: Callable[[Any, Any], Any]
     at: Callable[[Any, int], Any] = lambda t, index: t[index]
@@ -329,7 +329,7 @@ def picture(s: Any, result: Any) -> Any:
 
 
 def jit(step: Step, ours: Any, how: str) -> tuple[Any, Callable[[Tensor], Any]]:
-    """What is jitted in one of the ways, and the step of ours as a function of x."""
+    """The jitted function or module, and the step of ours as a function of x."""
     if how == "argument":
         jitted: Any = tfn.jit(step)
         return jitted, lambda x: jitted(ours, x)

@@ -85,7 +85,7 @@ ANEW: list[Callable[[Any, Tensor], None]] = [
 
 
 def picture(o: Any) -> Any:
-    """What the places hold: values, and which of them are one object."""
+    """The content of the places: values, and which of them are one object."""
     found: list[Any] = []
 
     def look(value: Any) -> Any:
