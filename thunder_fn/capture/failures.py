@@ -20,7 +20,9 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.kept import KINDS
+from thunder_fn.capture.modules import holds_tracer
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.kinds import is_plain_class
 from thunder_fn.capture.places import tensor_at
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.refusals import (
@@ -30,7 +32,7 @@ from thunder_fn.capture.replaced.refusals import (
     script_error,
 )
 from thunder_fn.capture.scopes import ScopeMode, user_source
-from thunder_fn.capture.stored import has_tracers, reaches_tracer
+from thunder_fn.capture.stored import reaches_tracer
 from thunder_fn.capture.supported import check_supported
 from thunder_fn.errors import (
     AliasedMutation,
@@ -83,8 +85,9 @@ def check_static_output(leaf: Any, f: Callable[..., Any], name: str) -> None:
     if (watch := frames.observer()) is not None and watch.is_outside(leaf):
         return  # what is stored in it is stored there in each call
     cls, is_code = type(leaf).__name__, isinstance(leaf, _CODE)
-    is_seen = is_code or watch is not None  # else nobody knows whose an object is
-    if reaches_tracer(leaf) if is_seen else has_tracers(leaf):
+    is_ones_own = watch is None and is_plain_class(type(leaf))  # such as a cache of a model
+    held = getattr(leaf, "__dict__", None)
+    if holds_tracer(held) if is_ones_own else reaches_tracer(leaf):
         text = f"{name} returned {kind_of(leaf)} that holds traced tensors" + (
             "" if is_code else f", but {cls} is not a pytree"
         )
