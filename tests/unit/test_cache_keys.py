@@ -8,11 +8,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from thunder_fn import errors
-from thunder_fn.api import vmap
+from thunder_fn.api import grad, vmap
 from thunder_fn.capture import pytree
 from thunder_fn.executors import inductor
 from thunder_fn.jitted import cache_info, explain_misses, jit
@@ -64,6 +65,47 @@ def test_dicts_are_told_apart_by_the_order_and_types_of_their_keys(place: str) -
             mine, its = g(given), f(given)
             same(*((mine, its) if place == "argument" else (mine[0], its[0])))
     assert cache_info(g).hits >= len(DICTS) // 4, "calls that are alike share a program"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    scale: Any
+
+
+EQUAL = [
+    *((1,), (1.0,), (np.float64(1),), (True,), (0.0,), (-0.0,), (((1,),),), (((True,),),), torch.Size([1])),
+    *(frozenset([1]), frozenset([1.0]), frozenset([(1,)]), frozenset([(True,)])),
+    *(Config(1), Config(True), Config(1.0), Config(0.0), Config(-0.0), Config((1,)), Config((1.0,)), Config(Config(1))),
+    *(0, 0.0, -0.0, 0j, complex(-0.0, 0), Config(Config(True)), ("a", Config(1)), ("a", Config(1.0))),
+]
+"""Values that equal others here in pairs, and are not the same."""
+
+
+def text_of(value: Any) -> float:
+    return float(sum(map(ord, repr(value))))
+
+
+def scaled(tree: dict[Any, torch.Tensor]) -> torch.Tensor:
+    return torch.stack([(x * text_of(key)).sum() for key, x in tree.items()]).sum()
+
+
+PLACES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any], tuple[Any, ...]], Any]] = {
+    "static": (f := lambda x, k: x * text_of(k), f, lambda k: (A, k), {"static_argnums": 1}),
+    "key": (scaled, scaled, lambda k: ({k: A},), {}),
+    "nested key": (f := lambda d: d[0].popitem()[1] * text_of([*d[0]]), f, lambda k: ([{k: A, "a": B}],), {}),
+    "key of a result": (f := lambda x, k: {k: x * 2}, f, lambda k: (A, k), {"static_argnums": 1}),
+    "key of a gradient": (grad(scaled), torch.func.grad(scaled), lambda k: ({k: A},), {}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_equal_values_of_other_types_are_told_apart(place: str) -> None:
+    f, expected, given, options = PLACES[place]
+    jitted = jit(f, **options)
+    for value in (*EQUAL, *EQUAL):
+        for way in (jitted, jitted, f):
+            assert repr(way(*given(value))) == repr(expected(*given(value))), value
+    assert cache_info(jitted).misses <= len(EQUAL)
 
 
 def test_a_miss_for_the_order_of_keys_says_so() -> None:

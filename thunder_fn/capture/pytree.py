@@ -27,7 +27,7 @@ from thunder_fn.errors import (
     kind_of,
     with_article,
 )
-from thunder_fn.ir.trace import TensorType
+from thunder_fn.ir.trace import Literal, TensorType
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
@@ -457,10 +457,11 @@ class Key:
         return f"a tensor of shape {(*self.value.shape,)}" if is_tensor else repr(self.value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Key) or type(self.value) is not type(other.value):
+        if not isinstance(other, Key):
             return False
-        is_tensor = isinstance(self.value, torch.Tensor)
-        return self.value is other.value or (not is_tensor and self.value == other.value)
+        is_tensor = isinstance(self.value, torch.Tensor) or isinstance(other.value, torch.Tensor)
+        same = self.value is other.value
+        return same or (not is_tensor and Literal(self.value) == Literal(other.value))
 
     def __hash__(self) -> int:
         return hash(self.value)

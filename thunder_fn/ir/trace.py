@@ -99,20 +99,42 @@ class Literal:
 
 def _literal_key(value: Any) -> tuple[type, Any]:
     match value:
+        case str() | int() | None:
+            return type(value), value
         case float():
-            return float, value.hex()
+            return type(value), value.hex()
         case complex():
-            return complex, (value.real.hex(), value.imag.hex())
+            return type(value), (value.real.hex(), value.imag.hex())
         case tuple():
             return type(value), tuple(map(_literal_key, value))
+        case frozenset():
+            return type(value), frozenset(map(_literal_key, value))
         case slice() | range():
             return type(value), tuple(map(_literal_key, (value.start, value.stop, value.step)))
         case np.generic():
             return type(value), value.tobytes()
         case torch.Generator():
             return torch.Generator, identity_of(value)
+        case _ if is_compared_by_fields(value):
+            return type(value), (value, _types_in(value))
         case _:
             return type(value), value
+
+
+def is_compared_by_fields(value: Any) -> bool:
+    """Test for a dataclass that compares by its fields."""
+    known = getattr(type(value), "__dataclass_params__", None)
+    return known is not None and known.eq
+
+
+def _types_in(value: Any) -> Any:
+    """The types in a record, and the signs of its zeros: equal records may differ in them."""
+    if is_compared_by_fields(value):
+        fields = (one.name for one in dataclasses.fields(value) if one.compare)
+        return type(value), *(_types_in(getattr(value, name, None)) for name in fields)
+    if isinstance(value, tuple):
+        return type(value), *map(_types_in, value)
+    return _literal_key(value) if isinstance(value, (float, complex, frozenset)) else type(value)
 
 
 def identity_of(generator: torch.Generator) -> int:

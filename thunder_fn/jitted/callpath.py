@@ -25,7 +25,7 @@ import torch
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.reads import is_object
 from thunder_fn.ir.text import literal_text, program_text, run_text, tuple_text
-from thunder_fn.ir.trace import Expr, Literal
+from thunder_fn.ir.trace import Expr, Literal, is_compared_by_fields
 
 
 class _Miss:
@@ -108,11 +108,12 @@ def take_apart(
     yield f"    if len({name}) != {len(parts)}: return MISS"
     if kind is dict and parts:
         given, keys = f"*{name},", (*structure,)
-        if pytree.has_tensor_keys(structure):
+        is_named = {*map(type, structure)} <= {str, int, bool}
+        if not is_named:
             given = f"*map({names.bind(pytree.Key, 'key_of')}, {name}),"
             keys = (*map(pytree.Key, structure),)
         yield f"    if ({given}) != {names.bind(keys, 'keys')}: return MISS"
-        if name != "kwargs":
+        if is_named and name != "kwargs":
             yield (
                 f"    if (*map(type, {name}),) != {names.bind((*map(type, structure),), 'types')}:"
                 " return MISS"
@@ -143,6 +144,9 @@ def static_check(target: str, value: Any, names: Namespace) -> str:
             known = names.bind(value)
             if is_object(value) or isinstance(value, type):
                 return f"{target} is {known}"
+            if isinstance(value, (tuple, frozenset)) or is_compared_by_fields(value):
+                literal = names.bind(Literal(value), "literal")
+                return f"({target} is {known} or {literal} == Literal({target}))"
             return f"({target} is {known} or ({same_type} and {target} == {known}))"
 
 
