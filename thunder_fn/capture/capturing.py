@@ -58,6 +58,7 @@ from thunder_fn.capture.results import (
     check_own_leaves,
     freed_output,
     is_inner,
+    is_itself,
     output_of,
     own_leaves_of,
     shared_memory,
@@ -118,7 +119,8 @@ def capture(  # noqa: PLR0913 - options, by keyword
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
         on_raise: called if f raises, with what it did until then: a trace without results, and its
             writes.
-        shares: a tensor that is passed more than once is one input, and the same tensor for f.
+        shares: a tensor that is passed more than once is one input, and the same tensor for f. A
+            container from outside that f returns is the result itself.
         grad_off: f runs under `no_grad`, though gradients are on around it.
         returning: of the arguments that f is given, what makes of its result the one that is
             captured.
@@ -457,11 +459,7 @@ class _Attempt:
         those.
         """
         recorder, f, name = self.recorder, self.asked.f, self.asked.name
-        tree = with_objects(result)
-        leaves, spec = pytree.flatten(tree)
-        if (watch := frames.observer()) is not None:
-            watch.gives(pytree.nodes_in(result if tree is result else (result, tree)))
-        leaves = [*map(alive, leaves)]
+        tree, leaves, spec = self.taken_apart(result)
         statics = tuple(static_of(leaf, f, name) for leaf in leaves)
         results = [leaf for leaf, static in zip(leaves, statics, strict=True) if static is TENSOR]
         outputs = tuple(output_of(recorder, leaf, name) for leaf in results)
@@ -473,9 +471,28 @@ class _Attempt:
         freed = tuple(place for place, flag in enumerate(is_freed) if flag)
         trees = self.in_spec, self.in_leaves, spec, statics
         begun = Captured(_NO_TRACE, *trees, own_leaves=own, freed=freed)
-        same = pytree.repeated_in(tree, spec)
+        same = pytree.repeated_in(tree, spec, is_itself if self.asked.shares else pytree.no_leaf)
         begun = dataclasses.replace(begun, anew=made_anew(leaves), repeated=same)
         return begun, results, outputs
+
+    def taken_apart(self, result: Any) -> tuple[Any, list[Any], pytree.PyTreeSpec]:
+        """The result with nodes for what a program makes anew, its leaves and structure. Containers
+        from outside are leaves of a jitted function's.
+        """
+        if not self.asked.shares:
+            tree, is_leaf = with_objects(result), pytree.no_leaf
+        else:
+            tree, is_leaf = with_objects(pytree.adorned(result, is_itself), is_itself), is_itself
+            tree = pytree.adorned(tree, is_itself)  # with objects among their parts
+        leaves, spec = pytree.flatten_but(tree, is_leaf)
+        if (watch := frames.observer()) is not None:
+            nodes = pytree.nodes_in(result if tree is result else (result, tree), is_leaf)
+            watch.gives([node for node in nodes if not is_leaf(node)])
+            for leaf in filter(is_leaf, leaves):
+                watch.gives_itself(leaf)
+                if self.recorder.kept is not None:
+                    self.recorder.kept.returned.add(id(leaf))
+        return tree, [*map(alive, leaves)], spec
 
     def with_memory(
         self,

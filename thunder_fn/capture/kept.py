@@ -149,6 +149,8 @@ class Kept:
     items: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)
     counts: dict[int, Any] = field(default_factory=dict)
     skips: list[tuple[set[int], torch.Tensor]] = field(default_factory=list)
+    returned: set[int] = field(default_factory=set[int])
+    """The containers from outside that are in the result, by identity."""
     renewed: list[tuple[dict[str, Any], str]] = field(default_factory=list[Any])
     """The attributes of a jitted module that the function reads, and in which it puts containers of
     tensors.
@@ -543,7 +545,8 @@ class Kept:
             for parts in map(parts_of, now)
         )
         is_elsewhere = any(_is_elsewhere(part, one.entry, reached, old.within) for part in own)
-        return None if is_changed or is_stored or is_elsewhere else old
+        is_kept = is_changed or is_stored or is_elsewhere or not own.isdisjoint(self.returned)
+        return None if is_kept else old
 
     def _reached(self) -> dict[int, set[Entry]]:
         """Find the values in places that the function has reached, by identity, each with its
@@ -724,9 +727,12 @@ class Kept:
         """Test for a container that is another one in the next call: it was read from a place that
         is fed, or the function has made it of what is fed.
         """
-        read = (one for state in self.states.values() for one in state.containers)
         tensors = (leaf for leaf in leaves_in(value) if is_a(leaf, torch.Tensor))
-        return any(value is one for one in read) or any(map(self.feeds_tensor, tensors))
+        return self.is_fed(value) or any(map(self.feeds_tensor, tensors))
+
+    def is_fed(self, value: Any) -> bool:
+        """Test for a container that was read from a place that is fed."""
+        return any(value is one for state in self.states.values() for one in state.containers)
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
         """Test for a tensor from outside that is the same in each call of the program."""

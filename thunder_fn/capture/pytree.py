@@ -78,10 +78,11 @@ def _flattened(tree: Any) -> tuple[list[Any], PyTreeSpec]:
 
 def flatten_but(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], PyTreeSpec]:
     """Leaves in order, some containers among them, and the structure above these."""
-    if has_tensor_keys(tree):
-        return ([tree], _ONE_LEAF) if is_leaf(tree) else flatten(tree)
     flatten(tree)  # registers classes
-    return optree.tree_flatten(_in_order(tree, is_leaf), is_leaf=is_leaf, namespace=NAMESPACE)
+    tree = _in_order(tree, is_leaf)
+    if any(has_tensor_keys(one) and not is_leaf(one) for one in nodes_in(tree, is_leaf)):
+        tree = _sortable(tree, is_leaf)
+    return optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def flatten_up_to(spec: PyTreeSpec, tree: Any) -> list[Any]:
@@ -116,18 +117,25 @@ def unflatten(
     )
 
 
-def repeated_in(tree: Any, spec: PyTreeSpec) -> tuple[tuple[int, int], ...]:
+def no_leaf(value: Any) -> bool:
+    """Take nothing for a leaf that is none."""
+    return False
+
+
+def repeated_in(
+    tree: Any, spec: PyTreeSpec, is_leaf: Callable[[Any], bool] = no_leaf
+) -> tuple[tuple[int, int], ...]:
     """The nodes of a tree of this structure that are objects met before and may be changed, each
     by its number, and the number of the first. Numbers count nodes and leaves, parents first.
     """
-    nodes = nodes_in(_in_order(tree))
+    nodes = nodes_in(_in_order(tree, is_leaf), is_leaf)
     if len(nodes) != spec.num_nodes:  # with keys or objects that are taken apart otherwise
         return ()
     firsts = dict[int, int]()
     pairs = [
         (number, firsts.setdefault(id(node), number))
         for number, node in enumerate(nodes)
-        if not isinstance(node, tuple) and node is not None and is_node(node)
+        if not isinstance(node, tuple) and node is not None and is_node(node) and not is_leaf(node)
     ]
     return tuple((number, first) for number, first in pairs if number != first)
 
@@ -145,7 +153,6 @@ class _TensorLeaf:
 
 
 TENSOR = _TensorLeaf()
-_ONE_LEAF = _flattened(TENSOR)[1]
 
 
 def statics(leaves: Iterable[Any]) -> tuple[Any, ...]:
@@ -433,9 +440,9 @@ def _register(cls: type) -> None:
 class _Unsorted(list[Any]):
     """The items of a dict with tensors for keys, in an order that depends on the keys alone."""
 
-    def __init__(self, held: dict[Any, Any]) -> None:
+    def __init__(self, held: dict[Any, Any], is_leaf: Callable[[Any], bool]) -> None:
         by_key = sorted(map(Key, held), key=Key.place)
-        super().__init__(_sortable(held[key.value]) for key in by_key)
+        super().__init__(_sortable(held[key.value], is_leaf) for key in by_key)
         self.keys = _Keys(
             tuple(by_key), tuple(held), type(held), getattr(held, "default_factory", None)
         )
@@ -486,12 +493,13 @@ def has_tensor_keys(value: Any) -> bool:
 _SORTED = (dict, collections.defaultdict)
 
 
-def _sortable(tree: Any) -> Any:
-    """The tree, with nodes of their own for dicts with tensors for keys."""
+def _sortable(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> Any:
+    """The tree, with nodes of their own for dicts with tensors for keys, but for leaves."""
+    is_unsorted = lambda value: has_tensor_keys(value) and not is_leaf(value)
     return optree.tree_map(
-        lambda value: _Unsorted(value) if has_tensor_keys(value) else value,
+        lambda value: _Unsorted(value, is_leaf) if is_unsorted(value) else value,
         tree,
-        is_leaf=has_tensor_keys,
+        is_leaf=lambda value: has_tensor_keys(value) or is_leaf(value),
         namespace=NAMESPACE,
     )
 
@@ -530,10 +538,10 @@ def _is_moved(value: Any) -> bool:
     )
 
 
-def _in_order(tree: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
+def _in_order(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> Any:
     """The tree, with new ordered dicts for those whose keys were moved, but for leaves."""
     is_moved = lambda value: _is_moved(value) and not is_leaf(value)
-    if not any(map(is_moved, nodes_in(tree))):
+    if not any(map(is_moved, nodes_in(tree, is_leaf))):
         return tree
 
     def renew(value: Any) -> Any:
@@ -574,19 +582,26 @@ def objects_in(tree: Any) -> list[Any]:
     return [node for node in nodes_in(tree) if isinstance(node, _objects)]
 
 
-def nodes_in(tree: Any) -> list[Any]:
+def nodes_in(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> list[Any]:
     """The nodes of a tree, parents first. Registered objects count as leaves."""
     found = list[Any]()
 
-    def is_leaf(value: Any) -> bool:
+    def note(value: Any) -> bool:
         found.append(value)
+        if is_leaf(value):
+            return True
         if has_tensor_keys(value):
-            found.extend(node for item in value.values() for node in nodes_in(item))
+            found.extend(node for item in value.values() for node in nodes_in(item, is_leaf))
             return True
         return isinstance(value, _objects)
 
-    optree.tree_leaves(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    optree.tree_leaves(tree, is_leaf=note, namespace=NAMESPACE)
     return found
+
+
+def is_object(value: Any) -> bool:
+    """Test for a registered object."""
+    return isinstance(value, _objects)
 
 
 def is_node(value: Any) -> bool:
@@ -747,6 +762,82 @@ def with_objects(
         )
 
     return walk(tree)
+
+
+# ---- attributes of nodes that are no part of their structure ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Adorned:
+    """A node with attributes that its class does not make from its children."""
+
+    level: PyTreeSpec
+    parts: list[Any]
+    names: tuple[str, ...]
+
+
+def adorned(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> Any:
+    """Return a tree with nodes in the place of those with further attributes, such as
+    `output.loss` of a model's output: `unflatten` of its structure sets these, too.
+    """
+    known = dict[int, tuple[Any, _Adorned]]()
+
+    def find(node: Any) -> dict[str, Any]:
+        is_other = is_leaf(node) or isinstance(node, (_Adorned, torch.Tensor, *_objects))
+        return {} if is_other or not getattr(node, "__dict__", None) else _further(node)
+
+    def renew(node: Any) -> Any:
+        if is_leaf(node) or not (further := find(node)):
+            return node
+        if id(node) not in known:
+            bare = collections.OrderedDict(node.items()) if _is_moved(node) else node
+            parts = [*children_of(bare), *further.values()]
+            known[id(node)] = node, _Adorned(_level_of(bare), [*map(walk, parts)], tuple(further))
+        return known[id(node)][1]
+
+    def walk(part: Any) -> Any:
+        stops = lambda node: is_leaf(node) or bool(find(node))
+        if not any(map(find, nodes_in(part, is_leaf))):
+            return part
+        return optree.tree_map(renew, _in_order(part, stops), is_leaf=stops, namespace=NAMESPACE)
+
+    flatten_but(tree, is_leaf)  # registers classes
+    return walk(tree)
+
+
+def _further(node: Any) -> dict[str, Any]:
+    """The attributes of a node that its class does not make from its children."""
+    is_whole = dataclasses.is_dataclass(node) and type(node) not in torch_pytree.SUPPORTED_NODES
+    if is_whole or not is_node(node):
+        return {}
+    try:
+        own = vars(optree.tree_unflatten(_level_of(node), children_of(node)))
+    except Exception:  # noqa: BLE001 - of the user's class
+        return {}
+    return {name: item for name, item in vars(node).items() if name not in own}
+
+
+def _level_of(node: Any) -> PyTreeSpec:
+    """The structure of a node above its children."""
+    return optree.tree_structure(node, lambda one: one is not node, namespace=NAMESPACE)
+
+
+def _adorned_apart(node: Any) -> tuple[list[Any], tuple[PyTreeSpec, tuple[str, ...]]]:
+    return node.parts, (node.level, node.names)
+
+
+def _adorned_again(of: Any, parts: Iterable[Any]) -> Any:
+    level, names = of
+    parts = [*parts]
+    node = optree.tree_unflatten(level, parts[: level.num_leaves])
+    for name, item in zip(names, parts[level.num_leaves :], strict=True):
+        object.__setattr__(node, name, item)
+    return node
+
+
+_ADORNED: Any = _Adorned
+optree.register_pytree_node(_ADORNED, _adorned_apart, _adorned_again, namespace=NAMESPACE)
+_registered.add(_Adorned)
 
 
 def _object_apart(node: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:

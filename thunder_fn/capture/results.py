@@ -8,15 +8,27 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.capture.captured import Shared
 from thunder_fn.capture.failures import check_static_output, source_of
 from thunder_fn.capture.numbers.python_numbers import class_of_numbers
+from thunder_fn.capture.outside import frames
 from thunder_fn.capture.pytree import TENSOR
-from thunder_fn.capture.recorder import Recorder
+from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.autograd_functions import FREED_GRAPH
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import CaptureError, UnsupportedCall, UnsupportedOutput, callable_name
 from thunder_fn.ir.trace import Atom, Dim, Expr, Literal, Var, as_dim
+
+
+def is_itself(value: Any) -> bool:
+    """Test for a container or object from outside: a result has the very object, and no copy."""
+    watch, recorder = frames.observer(), current()
+    if watch is None or value is None or isinstance(value, torch.Tensor):
+        return False
+    if not (pytree.is_node(value) or pytree.is_object(value)) or not watch.was_outside(value):
+        return False
+    return recorder is None or recorder.kept is None or not recorder.kept.is_fed(value)
 
 
 def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:

@@ -127,7 +127,7 @@ class Outside:
         """Describe the change since the trace: the path, the old and the new value."""
         for edge in self.edges:
             found = now(edge)
-            if is_same(found, edge.value, edge.kind):
+            if found is edge.value or (is_same(found, edge.value, edge.kind) and not edge.is_exact):
                 continue
             if edge.kind in ("content", "entries", "names"):
                 what = "content" if edge.kind == "content" else "set of attributes"
@@ -164,16 +164,16 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case "key":
             yield _key_condition(edge, key, names)
         case "index" if edge.value is not ABSENT:
-            yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge.value, names)
+            yield _equal(f"{names.bind(holder, 'list')}[{key}]", edge, names)
         case "cell" | "index" as kind if edge.value is ABSENT:
             found = f"{names.bind(look, 'look')}({kind!r}, {names.bind(holder, kind)}, {key})"
             yield f"{found} is ABSENT"
         case "cell":
-            yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge.value, names)
+            yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge, names)
         case "attr" if edge.value is not ABSENT and is_usable(edge.key):
-            yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge.value, names)
+            yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge, names)
         case "attr":
-            yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge.value, names)
+            yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge, names)
         case "type":
             yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
         case "entries" | "names" as kind:
@@ -187,9 +187,9 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case "alive":
             yield f"({names.bind(holder, 'ref')}() is not None) is {edge.value}"
         case "context":
-            yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge.value, names)
+            yield _equal(f"{names.bind(holder.get, 'get')}(ABSENT)", edge, names)
         case "answer":
-            yield _equal(f"{names.bind(holder.ask, 'ask')}()", edge.value, names)
+            yield _equal(f"{names.bind(holder.ask, 'ask')}()", edge, names)
         case "class":
             yield from _class_conditions(edge, key, names)
         case _:
@@ -227,9 +227,9 @@ def _key_condition(edge: Edge, key: str, names: Namespace) -> str:
     if edge.value is ABSENT:
         return f"{key} not in {names.bind(holder, 'dict')}"
     if type(holder) is dict:
-        return _equal(f"{names.bind(holder, 'dict')}[{key}]", edge.value, names)
+        return _equal(f"{names.bind(holder, 'dict')}[{key}]", edge, names)
     get = (dict.get if is_a(holder, dict) else type(holder).get).__get__(holder)
-    return _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge.value, names)
+    return _equal(f"{names.bind(get, 'get')}({key}, ABSENT)", edge, names)
 
 
 def _own_condition(edge: Edge, key: str, names: Namespace) -> str:
@@ -238,7 +238,7 @@ def _own_condition(edge: Edge, key: str, names: Namespace) -> str:
     if edge.value is ABSENT:
         return f"{key} not in {held}"
     is_attribute = held == f"{of}.__dict__" and is_usable(edge.key)
-    return _equal(f"{of}.{edge.key}" if is_attribute else f"{held}[{key}]", edge.value, names)
+    return _equal(f"{of}.{edge.key}" if is_attribute else f"{held}[{key}]", edge, names)
 
 
 def _own_dict(owner: Any, names: Namespace) -> tuple[str, str]:
@@ -258,16 +258,17 @@ def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:
     for base in edge.holder.__mro__[:-1]:
         (held,) = gc.get_referents(base.__dict__)  # a lookup in the dict itself takes a third
         if edge.key in held and edge.value is not ABSENT:
-            yield _equal(f"{names.bind(held, 'dict')}[{key}]", edge.value, names)
+            yield _equal(f"{names.bind(held, 'dict')}[{key}]", edge, names)
             return
         yield f"{key} not in {names.bind(held, 'dict')}"
 
 
-def _equal(found: str, value: Any, names: Namespace) -> str:
+def _equal(found: str, edge: Edge, names: Namespace) -> str:
+    value = edge.value
     if value is None or value is True or value is False:
         return f"{found} is {value}"
     known = names.bind(value, "v")
-    if is_a(value, (tuple, frozenset)):
+    if not edge.is_exact and is_a(value, (tuple, frozenset)):
         return (
             f"(v := {found}) is {known} or type(v) is type({known}) and seen(v) =="
             f" {names.bind(seen(value), 'seen')}"

@@ -21,7 +21,7 @@ from thunder_fn.executors import Program, lower
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.constraints import constraints_of
 from thunder_fn.ir.symbols import Values, compute
-from thunder_fn.ir.trace import Expr, Literal, TensorType, Trace, type_of_value
+from thunder_fn.ir.trace import Constant, Expr, Literal, TensorType, Trace, Var, cut, type_of_value
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.program import Entry
 from thunder_fn.portable.errors import refused
@@ -227,18 +227,45 @@ def portable_function(entry: Entry, call: Call) -> PortableFunction:
         PortableError: the program does something besides computing results and writing to
             arguments.
     """
-    captured, trace = entry.captured, _trace_of(entry)
+    captured = entry.captured
     for what, fix in _in_the_way(captured, call):
         raise refused(what, fix=fix)
+    trace, results, leaves = _with_results(captured, _trace_of(entry))
     decided = (decision.relation for decision in (*captured.decisions, *entry.decisions))
     return PortableFunction(
         trace,
         _arguments(entry, call),
-        pytree.unflatten(captured.out_spec, range(len(captured.out_leaves))),
-        captured.out_leaves,
+        results,
+        leaves,
         tuple(one.target for one in captured.writes if isinstance(one.target, int)),
         tuple(dict.fromkeys((*decided, *constraints_of(trace)))),
     )
+
+
+def _with_results(captured: Captured, trace: Trace) -> tuple[Trace, Any, tuple[Any, ...]]:
+    """The trace, the structure of its results and their leaves, with the content of containers
+    from outside that are results themselves.
+    """
+    outputs, constants, tree = iter(trace.outputs), list(trace.constants), list[Any]()
+    leaves, results = list[Any](), list[Any]()
+    for leaf in captured.out_leaves:
+        inner, spec = pytree.flatten(leaf)
+        tree.append(pytree.unflatten(spec, range(len(leaves), len(leaves) + len(inner))))
+        for one in inner:
+            if one is TENSOR:
+                results.append(next(outputs))
+            elif isinstance(one, torch.Tensor):
+                constants.append(
+                    Constant(Var(_GIVEN + len(constants), type_of_value(one)), one, owned=False)
+                )
+                results.append(constants[-1].var)
+        leaves += pytree.statics(inner)
+    trace = cut(trace, outputs=(*results, *outputs), constants=constants)
+    return trace, pytree.unflatten(captured.out_spec, tree), tuple(leaves)
+
+
+_GIVEN = 1 << 41
+"""Variables of tensors in such containers begin here."""
 
 
 def _arguments(entry: Entry, call: Call) -> Arguments:

@@ -35,7 +35,8 @@ class Edge:
     """A read: its kind, the question, the value, and a user's way to write it.
 
     `owner` is the object whose `__dict__` is the holder, or a weak reference to it. It may get
-    another `__dict__`, and its class a descriptor that comes first.
+    another `__dict__`, and its class a descriptor that comes first. `is_exact`: another tuple with
+    the same items is another value.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Edge:
     value: Any
     path: str
     owner: Any = None
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,12 @@ class Observer(Protocol):
         """Test for an object of the traced function, which may be met where it has been stored."""
         ...
 
+    def was_outside(self, value: Any) -> bool:
+        """Test for an object that was outside before the function ran: one that the function made
+        may be met where it has been stored.
+        """
+        ...
+
     def is_built(self, value: Any) -> bool:
         """Test for an object whose `__init__` has run in a frame of the traced function."""
         ...
@@ -164,6 +170,9 @@ class Observer(Protocol):
     def moved_generator(self) -> str | None:
         """Return the class of a generator of the user's that has drawn random numbers, if any."""
         ...
+
+    def gives_itself(self, value: Any) -> None:
+        """Note a part of the result that is the very object from outside."""
 
     def gives(self, nodes: Sequence[Any]) -> None:
         """Note the nodes of the result, which is taken apart."""

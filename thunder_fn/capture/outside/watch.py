@@ -50,12 +50,15 @@ from thunder_fn.capture.outside.kinds import (
     answers_of,
     has_answers,
     is_code,
+    parts_in,
     place_of,
 )
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     CONTAINERS,
+    HOLDERS,
     PLAIN,
     Changed,
     content_of,
@@ -103,6 +106,8 @@ class Watch(Evaluator):
         self.hears_calls = hears_calls
         self.readings: dict[int, tuple[types.CodeType, Reading]] = {}
         self.aside: types.FrameType | None = None
+        self.itself = set[int]()
+        """Tuples of which no equal one can take the place, by identity."""
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties of distributions compute while the function runs."""
         self.unsettled: dict[tuple[str, int, Any], tuple[Any, UnsupportedCall]] = {}
@@ -410,7 +415,38 @@ class Watch(Evaluator):
         """The moment before the function ran."""
         return Moment(self.counted, self.before, self.contents, is_of_trace)
 
+    def was_outside(self, value: Any) -> bool:
+        """Test for an object that was outside before the function ran: one that the function made
+        may be met where it has been stored.
+        """
+        if self.is_made(value):
+            return False
+        places = ((look(*_place(at, held)), held[1]) for at, held in self.before.items())
+        held = [([now], [old]) for now, old in places]
+        held += [(parts_in(one.container), parts_in(one.before)) for one in self.contents.values()]
+        held += [([*now.values()], [*old.values()]) for now, old in self.dicts.values()]
+        is_among = lambda items: any(item is value for item in items)
+        is_new = any(is_among(now) and not is_among(old) for now, old in held)
+        return not is_new or any(is_among(old) for _, old in held)
+
     # ---- the end ----
+
+    def gives_itself(self, value: Any) -> None:
+        """Note a part of the result that is the very object from outside."""
+        if is_a(value, tuple):
+            self.itself.add(id(value))
+
+    def compare_exactly(self) -> None:
+        """Compare tuples by identity that are in the result, or lead to what may be changed."""
+        of_tuples = (one for one in self.edges.values() if is_a(one.holder, tuple))
+        changeable = (*HOLDERS, *ARRAYS)
+        self.itself |= {id(one.holder) for one in of_tuples if is_a(one.value, changeable)}
+        waiting = [one for one in self.edges.values() if is_a(one.value, tuple)]
+        while found := [one for one in waiting if id(one.value) in self.itself]:
+            for one in found:
+                one.is_exact = True
+                self.itself.add(id(one.holder))
+            waiting = [one for one in waiting if not one.is_exact]
 
     def gives(self, nodes: Sequence[Any]) -> None:
         """Cross the edges to all that objects from outside hold, which are nodes of the result."""
@@ -432,6 +468,7 @@ class Watch(Evaluator):
                 run.
         """
         self.find_late()
+        self.compare_exactly()
         for place, (_, error) in self.unsettled.items():
             if place in self.edges or ("content", place[1], None) in self.edges:
                 raise error
@@ -523,6 +560,11 @@ class Watch(Evaluator):
         """
         given = (frame.locals[0].get(name) for name in frame.code.co_freevars)
         return any(not is_a(value, (torch.Tensor, type(None), *FUNCTIONS)) for value in given)
+
+
+def _place(at: tuple[str, int, Any], held: tuple[Any, Any]) -> tuple[str, Any, Any]:
+    """The kind, holder and key of a place in `before`."""
+    return at[0], held[0], at[2]
 
 
 def is_of_trace(value: Any) -> bool:

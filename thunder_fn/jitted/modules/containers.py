@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_fn.capture import pytree
+from thunder_fn.capture.results import is_itself
 from thunder_fn.capture.scopes import check_unchanged
 
 KINDS = (list, deque, dict, OrderedDict, defaultdict)
@@ -27,6 +28,13 @@ class Argument:
     """
 
     number: int
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Mark, in a result with other marks, for a container from outside."""
+
+    container: Any
 
 
 @dataclass(frozen=True)
@@ -115,11 +123,13 @@ def _content(container: Any) -> Content:
 def with_marks(result: Any, held: Held) -> tuple[Any, bool]:
     """Put marks for the containers that are part of a result, and say whether there are any."""
     numbers = _numbers(held)
-    pytree.flatten(result)  # refuses one that holds itself
-    if not any(id(node) in numbers for node in pytree.nodes_in(result)):
+    is_leaf = lambda value: id(value) in numbers or is_itself(value)
+    if not any(id(leaf) in numbers for leaf in pytree.flatten_but(result, is_leaf)[0]):
         return result, False
-    leaves, spec = pytree.flatten_but(result, lambda value: id(value) in numbers)
-    return pytree.unflatten(spec, _marked(leaves, numbers)), True
+    result = pytree.adorned(result, is_leaf)
+    leaves, spec = pytree.flatten_but(result, is_leaf)
+    leaves = [Outside(leaf) if is_itself(leaf) else leaf for leaf in _marked(leaves, numbers)]
+    return pytree.unflatten(spec, leaves, pytree.repeated_in(result, spec, is_leaf)), True
 
 
 def _numbers(held: Held) -> dict[int, int]:
@@ -132,10 +142,18 @@ def _marked(values: Iterable[Any], numbers: dict[int, int]) -> tuple[Any, ...]:
 
 def _without_marks(result: Any, containers: Sequence[Any]) -> Any:
     """Put containers in the place of their marks in a result."""
-    leaves, spec = pytree.flatten_but(result, lambda value: type(value) is Argument)
-    return pytree.unflatten(
-        spec, [containers[leaf.number] if type(leaf) is Argument else leaf for leaf in leaves]
-    )
+    is_mark = lambda value: type(value) in (Argument, Outside)
+    result = pytree.adorned(result, is_mark)
+    leaves, spec = pytree.flatten_but(result, is_mark)
+    repeated = pytree.repeated_in(result, spec, is_mark)
+    return pytree.unflatten(spec, [_meant(leaf, containers) for leaf in leaves], repeated)
+
+
+def _meant(leaf: Any, containers: Sequence[Any]) -> Any:
+    """The container that a mark stands for; anything else itself."""
+    if type(leaf) is Argument:
+        return containers[leaf.number]
+    return leaf.container if type(leaf) is Outside else leaf
 
 
 def filled(before: Held) -> Filled:
