@@ -125,3 +125,36 @@ def test_bodies_that_fill_a_table_make_tensors_from_data(within: str) -> None:
 
     for x in (torch.ones(3, 2), torch.arange(8.0).view(4, 2), torch.ones(3, 2)):
         assert torch.equal(tfn.jit(functools.partial(BODIES[within], f))(x), x[[1, 0]] + torch.tensor([0.5, 1.5]))
+
+
+CACHING: dict[str, Callable[[Any], Any]] = {
+    "bounded": functools.lru_cache(maxsize=2, typed=True),
+    "unbounded": functools.cache,
+}
+KEYS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "size": lambda x, g: x * g(x.shape[0])[0],
+    "shape": lambda x, g: x * g(x.shape)[0],
+    "sizes": lambda x, g: x.reshape(*g((x.shape[1], "a", x.shape[0]))[1]),
+    "keyword": lambda x, g: x + g("b", of=x.shape[1] * 2)[0],
+    "computed": lambda x, g: x.repeat(g(x.shape[0] // 2 + 1)[0], 1),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("caching", CACHING)
+def test_cached_functions_of_sizes(caching: str, key: str) -> None:
+    """A cached function of PyTorch's sizes answers with plain data, as einops' recipes; eager calls share it."""
+    use = KEYS[key]
+
+    def answer(*args: Any, of: int = 1) -> tuple[int, tuple[int, ...]]:
+        numbers = [one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,)) if isinstance(one, int)]
+        return sum(n % 3 + 1 for n in numbers) + of % 5 + of * 2, tuple(numbers)
+
+    for wrap in (lambda f: f, lambda f: lambda x: tfn.vmap(f)(x[None])):
+        cached = CACHING[caching](answer)
+        f, plain = wrap(lambda x, cached=cached: use(x, cached)), wrap(lambda x: use(x, answer))
+        jitted = tfn.jit(f)
+        for shape in ((4, 6), (5, 6), (1, 2), (4, 6), (7, 9)):
+            x = torch.rand(shape)
+            for way in (jitted, f, jitted):
+                torch.testing.assert_close(way(x), plain(x))

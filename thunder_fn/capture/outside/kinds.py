@@ -185,24 +185,26 @@ def classes_in(values: Any) -> Iterator[type]:
 
 def answers_of(function: Any, kept: dict[Any, Any]) -> list[Any]:
     """The answers of a cached function."""
-    return [*answers_by_key(function, kept).values()]
+    return [answer for _, answer in entries_of(function, kept)]
 
 
-def answers_by_key(function: Any, kept: dict[Any, Any]) -> dict[Any, Any]:
-    """The answers of a cached function. One of bounded size keeps links, which serve other keys
-    later. The collector visits the key, the answer and the class of each.
+def entries_of(function: Any, kept: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The keys and answers of a cached function. One of bounded size keeps links, which serve other
+    keys later. The collector visits the key, the answer and the class of each.
+
+    While a function is traced, a key may hold symbolic numbers, which have no hash here.
     """
     if function.cache_info().maxsize is None:
-        return kept.copy()
+        return list(kept.items())
     found, keys = gc.get_referents(function), set(map(id, kept))
     classes = {id(type(link)) for link in kept.values()}
     links = zip(found, found[1:], found[2:], strict=False)
-    return {key: answer for key, answer, cls in links if id(key) in keys and id(cls) in classes}
+    return [(key, answer) for key, answer, cls in links if id(key) in keys and id(cls) in classes]
 
 
 def has_answers(function: Any, kept: dict[Any, Any], known: dict[Any, Any]) -> bool:
     """Test whether a cached function still has these answers."""
-    now = answers_by_key(function, kept)
+    now = dict(entries_of(function, kept))
     return all(is_same(now.get(key, ABSENT), answer) for key, answer in known.items())
 
 

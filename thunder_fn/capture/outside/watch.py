@@ -46,8 +46,8 @@ from thunder_fn.capture.outside.frames import Observer, is_import, is_library
 from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     NO_FIELDS,
-    answers_by_key,
     answers_of,
+    entries_of,
     has_answers,
     is_code,
     parts_in,
@@ -81,7 +81,8 @@ from thunder_fn.ir.trace import Op
 
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
-_TRACED = (internals.Tracer, EscapedValue, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_TRACED = (internals.Tracer, EscapedValue, *_SYMBOLIC)
 _MAY_KEEP = ("add", "update")
 """Methods that may leave a dict or set as it is, and yet put something there."""
 _FILLS_CACHE = lazy_property.__get__.__code__
@@ -214,7 +215,8 @@ class Watch(Evaluator):
             self.hear(known)
 
     def stopped(self) -> None:
-        """Let cached functions forget tracers. Each call of the program computes these answers.
+        """Let cached functions forget what is of the trace, in answers and keys. Each call of the
+        program computes these answers.
 
         Raises:
             UnsupportedCall: an answer is random. Each call would draw it anew.
@@ -225,12 +227,13 @@ class Watch(Evaluator):
         self.unwritten()
         recorder, random_ones = current(), list[str]()
         for function, path, kept, _ in self.answers.values():
-            leaves, _ = pytree.flatten(answers_of(function, kept))
+            entries = entries_of(function, kept)
+            leaves, _ = pytree.flatten([answer for _, answer in entries])
             traced = [leaf for leaf in leaves if is_a(leaf, _TRACED)]
             tensors = [leaf for leaf in traced if is_a(leaf, internals.Tracer)]
             if recorder is not None and recorder.draws_for(tensors):
                 random_ones.append(path)
-            if traced:
+            if traced or any(has_symbols(key) for key, _ in entries):
                 function.cache_clear()
         if random_ones:
             raise UnsupportedCall(
@@ -549,7 +552,7 @@ class Watch(Evaluator):
             for key in tuple(kept):
                 self.edge("key", kept, key, f"the cached answer of {path}")
         else:
-            ask = Question(has_answers, (function, kept, answers_by_key(function, kept)))
+            ask = Question(has_answers, (function, kept, dict(entries_of(function, kept))))
             self.ask(("answer", id(function), None), ask, f"the cached answers of {path}")
         for answer in answers_of(function, kept):
             self.content(answer, f"a cached answer of {path}")
@@ -565,6 +568,12 @@ class Watch(Evaluator):
 def _place(at: tuple[str, int, Any], held: tuple[Any, Any]) -> tuple[str, Any, Any]:
     """The kind, holder and key of a place in `before`."""
     return at[0], held[0], at[2]
+
+
+def has_symbols(key: Any) -> bool:
+    """Test whether a key is, or holds, symbolic numbers."""
+    parts = key if is_a(key, (tuple, frozenset)) else ()
+    return is_a(key, _SYMBOLIC) or any(map(has_symbols, parts))
 
 
 def is_of_trace(value: Any) -> bool:
