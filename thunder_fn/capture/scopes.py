@@ -5,11 +5,10 @@ begin and end.
 from __future__ import annotations
 
 import functools
-import gc
 import operator
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture import pytree
+from thunder_fn.capture import outs, pytree
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
 from thunder_fn.capture.numbers.python_numbers import as_python
 from thunder_fn.capture.numbers.scalars import with_tensor_scalars
@@ -406,10 +405,7 @@ class ScopeMode(TorchFunctionMode):
         if func in GRADS:
             recorder.gradients.look_at(args[0])
         if isinstance(kwargs.get("out"), (Tensor, tuple, list)):
-            _check_out(recorder, func, args, kwargs)
-            result = self._called(func, args, kwargs)
-            _resize_outs(recorder, _outs(kwargs["out"]))
-            return result
+            return outs.write(recorder, self._called, func, args, kwargs)
         if func in DETACHES:
             with recorder.detaches():
                 return func(*args, **kwargs)
@@ -454,78 +450,6 @@ def _with_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
         else value
         for key, value in kwargs.items()
     }
-
-
-def _outs(value: Any) -> Sequence[Any]:
-    """The tensors of an `out=`, which are one or several."""
-    return value if isinstance(value, (tuple, list)) else (value,)
-
-
-def _check_out(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse to resize a view, or a tensor that was resized before: PyTorch resizes it in eager
-    mode, beyond its base or with other strides in it.
-    """
-    outs = _outs(kwargs["out"])
-    if not any(map(_is_view, outs)):
-        return
-    rest = {key: value for key, value in kwargs.items() if key != "out"}
-    found = internals.on_meta(func, args, rest)
-    for one, out in zip(_outs(found), outs, strict=False):
-        if not isinstance(one, Tensor) or not _is_view(out):
-            continue
-        if one.dim() != out.dim() or any(a != b for a, b in zip(one.shape, out.shape, strict=True)):
-            what = f"`out=` is a view of the shape {tuple(out.shape)}, or was resized to it;"
-            what, fix = f"{what} the result has {tuple(one.shape)}", "Use the result instead."
-            raise UnsupportedCall(what, source=recorder.source, fix=fix)
-
-
-def _is_view(out: Tensor) -> bool:
-    if out.is_conj() or out.is_neg():
-        return True
-    if not isinstance(out, internals.Tracer):
-        return False
-    return internals.base_of(out) is not None or not internals.is_whole(internals.memory_in(out))
-
-
-def _resize_outs(recorder: Recorder, outs: Sequence[Any]) -> None:
-    """Give each `out=` that an op has resized its new shape."""
-    for out in outs:
-        _resize_out(recorder, out)
-
-
-def _resize_out(recorder: Recorder, out: Any) -> None:
-    """Give a tensor the shape that an op has given the value in it.
-
-    Raises:
-        UnsupportedCall: others show its memory, which eager PyTorch resizes under them; or it has
-            a history, which is of the old shape, so that a gradient fails or is a sum.
-    """
-    if not isinstance(out, internals.Tracer):
-        return
-    with internals.no_torch_function():
-        inner = internals.inner_fake(out)
-        if inner.dim() == out.dim() and all(
-            a is b or a == b for a, b in zip(inner.shape, out.shape, strict=True)
-        ):
-            return
-    var = recorder.var_of(out)
-    new = None if var is None else recorder.tracer_of(var)
-    if new is None:
-        return
-    memory = internals.memory_in(out)
-    is_alive, linked = internals.memory_watch(memory), recorder.history.others(memory)
-    is_followed = out.requires_grad
-    internals.become(out, new)
-    del new, memory
-    if is_alive():
-        gc.collect()  # what PyTorch asks for the first time may leave tensors in cycles
-    if is_followed or linked or is_alive():
-        why = (
-            "its history is of the old shape" if is_followed else "another tensor shows its memory"
-        )
-        what = f"`out=` is resized, and {why}"
-        fix = "Use the result instead of `out=`, or give it the shape of the result."
-        raise UnsupportedCall(what, source=recorder.source, fix=fix)
 
 
 def lift_call(recorder: Recorder, args: Any, kwargs: Any) -> tuple[Any, Any]:

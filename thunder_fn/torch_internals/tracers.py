@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils import _pytree as torch_pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -45,6 +45,7 @@ _VIEW = torch.ops.aten.view.default
 _VIEW_DTYPE = torch.ops.aten.view.dtype
 _UNFOLD = torch.ops.aten.unfold.default
 _SET = torch.ops.aten.set_.source_Tensor
+_RESIZE = torch.ops.aten.resize_.default
 _BITS = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default
 
 
@@ -485,9 +486,15 @@ def on_meta(func: Any, args: Any, kwargs: Any) -> Any:
         ]
         return torch.empty(sizes, dtype=tensor.dtype, device="meta")
 
+    kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
     with torch._C.DisableTorchFunction(), _disable_current_modes(), contextlib.suppress(Exception):
-        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
-        return func(*args, **kwargs)
+        given = torch_pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+        args, kwargs = given
+        leaves = torch_pytree.tree_leaves(given)
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return func(*args, **kwargs)
+        with FakeTensorMode():  # which draws no random numbers
+            return func(*args, **kwargs)
     return None
 
 
@@ -645,6 +652,8 @@ class TracerMode(FunctionalTensorMode):
             return NotImplemented
         if func in _BITS:
             self.under_bits.append(memory_in(args[0]))
+        if func is _RESIZE and [*args[0].shape] == [*args[1]] and not kwargs:
+            return args[0]  # a view keeps its strides
         if func is _VIEW:
             _check_view(*args)
         if func is not _UNFOLD:
