@@ -1,7 +1,7 @@
 # make demo      train a small GPT with one jitted train step, and look at its traces (under 3 minutes)
 # make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
 # make docs      the documentation site in build/site, its examples and tutorials run
-# make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB)
+# make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB); ALL=1: all members
 # make thorough  all tests of large families, the laws with many more random traces, hours of the fuzzer, models of others
 #                make bench: the benchmarks
 # make spoiled   laws and models with memory that is filled with NaN before it is written (THUNDER_FN_CHECK=1)
@@ -50,7 +50,7 @@ test: $(VENV)/.test
 
 # On a real GPU: `python -m pytest tests/gpu`.
 test-gpu: $(NULLGPU)
-	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) tests/gpu
+	OMP_NUM_THREADS=1 $(NULLGPU) $(VENV_GPU)/bin/python -m pytest -n $(JOBS) $(if $(ALL),,--quick) tests/gpu
 
 $(NULLGPU): $(VENV_GPU)/.test-gpu $(wildcard tests/nullgpu/*.c tests/nullgpu/*.cpp tests/nullgpu/py/*.py) \
             tests/nullgpu/build.sh tests/nullgpu/nullgpu

@@ -32,8 +32,9 @@ from thunder_fn.capture.failures import (
     is_complete,
     source_of,
 )
+from thunder_fn.capture.fed import MustFeed
 from thunder_fn.capture.flags import MustBegin, check_late, required
-from thunder_fn.capture.kept import Kept, MustFeed
+from thunder_fn.capture.kept import Kept
 from thunder_fn.capture.made import made_anew
 from thunder_fn.capture.modules import modules_of
 from thunder_fn.capture.nesting import nest
@@ -313,8 +314,8 @@ class _Attempt:
         self.recorder.around = [*around(asked.f)] if outer is not None and asked.stores else []
         self.recorder.lengths = {} if is_first else None
         if wanted is not None:
-            self.recorder.kept = Kept(
-                self.recorder, wanted.places, met=wanted.met, places=wanted.written
+            self.recorder.kept = Kept.beginning(
+                self.recorder, wanted.places, wanted.met, wanted.written
             )
         self.flags = () if wanted is None else wanted.flags
         self.recorder.flags.begun = {id(tensor): tensor for tensor, _ in self.flags}
@@ -491,7 +492,7 @@ class _Attempt:
             for leaf in filter(is_leaf, leaves):
                 watch.gives_itself(leaf)
                 if self.recorder.kept is not None:
-                    self.recorder.kept.returned.add(id(leaf))
+                    self.recorder.kept.elsewhere.returned.add(id(leaf))
         return tree, [*map(alive, leaves)], spec
 
     def with_memory(

@@ -170,9 +170,8 @@ def check_numbers(recorder: Recorder) -> None:
     watch = frames.observer()
     if watch is None or recorder.outer is not None:
         return
-    kept, fed = (
-        ({}, {}) if recorder.kept is None else (recorder.kept.contents, recorder.kept.places)
-    )
+    known = recorder.kept
+    kept, fed = ({}, {}) if known is None else (known.contents, known.elsewhere.places)
     places = {**watch.counted, **watch.before}.items()
     pairs = [
         (old, look(kind, on, key))
@@ -217,9 +216,9 @@ def feeds_of(recorder: Recorder) -> Iterator[tuple[Feed, torch.Tensor | None]]:
     tensors, each with the tensor that was there.
     """
     if recorder.kept is not None:
-        yield from ((feed, None) for feed in recorder.kept.feeds)
+        yield from ((feed, None) for feed in recorder.kept.fed.numbers)
         yield from recorder.gradients.feeds()
-        yield from recorder.kept.tensors
+        yield from recorder.kept.fed.tensors
 
 
 def grads_read(recorder: Recorder, positions: Mapping[int, int]) -> Iterator[GradRead]:

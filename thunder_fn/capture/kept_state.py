@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.comparisons import entries_of, has_keys_of, is_like, is_numeric, type_of
+from thunder_fn.capture.comparisons import entries_of, has_keys_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.reads import ABSENT
 from thunder_fn.capture.places import Entry, Feed, Snapshot, held_at
-from thunder_fn.capture.renewed import Form, parts_of
+from thunder_fn.capture.renewed import Form
 from thunder_fn.ir.text import program_text, run_text
 from thunder_fn.ir.trace import Expr
 
@@ -29,14 +27,16 @@ class KeptState:
     """
 
     path: str
-    contents: tuple[Snapshot, ...]
-    fed: frozenset[Entry]
-    feeds: tuple[Feed, ...]
+    contents: tuple[Snapshot, ...] = ()
+    fed: dict[Entry, Form] = field(default_factory=dict[Entry, Form])
+    feeds: tuple[Feed, ...] = ()
     decide: Callable[..., bool] | None = None
     wanted: frozenset[Entry] = frozenset()
     refused: frozenset[Entry] = frozenset()
-    tensors: tuple[Feed, ...] = ()
-    places: tuple[tuple[Any, Any, Any], ...] = ()
+    places: tuple[tuple[Any, Any, Form | None], ...] = ()
+    """The places that are fed with tensors, and those elsewhere with numbers: containers, keys, and
+    what they have to hold.
+    """
     stored: frozenset[Entry] = frozenset()
     apart: frozenset[int] = frozenset()
     """The identities of tensors and containers that the function found elsewhere: a place that is
@@ -65,7 +65,8 @@ class KeptState:
             return False
         if not quick:
             self.prepare()
-        if self._unfed() or not self._is_apart():
+        found = self._identities()
+        if found is None or len(set(found)) < len(found) or not self.apart.isdisjoint(found):
             return False
         if self.decide is None:
             return True
@@ -75,13 +76,16 @@ class KeptState:
         )
         return all(are_numbers) and self.decide(*numbers)
 
-    def _is_apart(self) -> bool:
-        """Test for tensors and containers of which each is in one place alone."""
-        fed = [id(feed.read()) for feed in self.tensors]
-        for holder, key, before in self.places:
-            if type(before) is Form and not before.is_fixed:
-                fed += parts_of(held_at(holder, key)).changeable
-        return len(set(fed)) == len(fed) and self.apart.isdisjoint(fed)
+    def _identities(self) -> list[int] | None:
+        """Find the tensors and containers of which each has to be in one place alone; None if some
+        place holds another kind of value.
+        """
+        known = list[int]()
+        for holder, key, form in self.places:
+            if (found := _found(holder, key, form)) is None:
+                return None
+            known += found
+        return known
 
     def _matches(self, one: Snapshot) -> bool:
         container, before = one.container, one.before
@@ -90,34 +94,17 @@ class KeptState:
         if isinstance(container, dict):
             return has_keys_of(container, before) and all(
                 is_like(item, container.get(key, ABSENT))
-                or self._is_fed(container, key, item, container.get(key, ABSENT))
+                or self._is_fed(container, key, container.get(key, ABSENT))
                 for key, item in before.items()
             )
         return all(
-            is_like(item, now) or self._is_fed(container, key, item, now)
+            is_like(item, now) or self._is_fed(container, key, now)
             for key, (item, now) in enumerate(zip(before, container, strict=True))
         )
 
-    def _is_fed(self, container: Any, key: Any, before: Any, now: Any) -> bool:
-        if type(before) is Form:
-            return before.is_of(parts_of(now))
-        if (id(container), key) not in self.fed or type(now) is not type(before):
-            return False
-        if isinstance(now, torch.Tensor):
-            return type_of(now) == type_of(before)
-        if type(now) not in (tuple, list):
-            return is_number(now)
-        pairs = zip(now, before, strict=False)
-        is_same = len(now) == len(before) and all(type(a) is type(b) for a, b in pairs)
-        return is_same and all(map(is_number, now))
-
-    def _unfed(self) -> list[Any]:
-        """The keys of places that no longer hold a tensor like the one of the trace."""
-        return [
-            key
-            for holder, key, before in self.places
-            if not self._is_fed(holder, key, before, held_at(holder, key))
-        ]
+    def _is_fed(self, container: Any, key: Any, now: Any) -> bool:
+        form = self.fed.get((id(container), key))
+        return form is not None and form.identities(now) is not None
 
     def moved(self) -> frozenset[Entry]:
         """The places of numbers that should be fed: those that were, and those that have changed
@@ -137,7 +124,8 @@ class KeptState:
     def change(self) -> str:
         """Describe the change; empty if nothing has changed."""
         changed = next((one for one in self.contents if not self._matches(one)), None)
-        if changed is None and (keys := self._unfed()):
+        keys = [key for holder, key, form in self.places if _found(holder, key, form) is None]
+        if changed is None and keys:
             return f"another kind of value is stored under {', '.join(map(repr, keys))}"
         if changed is None:
             return "" if self() else f"a decision about the numbers of {self.path} comes out anew"
@@ -147,10 +135,14 @@ class KeptState:
             key
             for key in {**before, **now}
             if not is_like(before.get(key, ABSENT), now.get(key, ABSENT))
-            and not self._is_fed(container, key, before.get(key), now.get(key))
+            and not self._is_fed(container, key, now.get(key))
         ]
         names = [repr(key) for key in keys if isinstance(key, str)]
         return f"the state of {self.path} has changed" + (f": {', '.join(names)}" if names else "")
+
+
+def _found(holder: Any, key: Any, form: Form | None) -> list[int] | None:
+    return None if form is None else form.identities(held_at(holder, key))
 
 
 def decided_by(feeds: Sequence[Feed], relations: Sequence[Expr]) -> Callable[..., bool] | None:

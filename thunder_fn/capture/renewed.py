@@ -28,11 +28,12 @@ _DEEP, _MANY = 8, 1000
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """A container taken apart: its leaves by path, and the class and keys of each container in it,
-    parents first.
+    """A container taken apart: its leaves with their paths, and the class and keys of each
+    container in it, parents first.
     """
 
-    leaves: dict[Path, Any] = field(default_factory=dict[Path, Any])
+    leaves: list[Any] = field(default_factory=list[Any])
+    paths: list[Path] = field(default_factory=list[Path])
     kinds: list[Any] = field(default_factory=list[Any])
     containers: list[Any] = field(default_factory=list[Any])
     is_whole: bool = True
@@ -44,7 +45,8 @@ class Parts:
         is_deep = steps is not None and (len(path) >= _DEEP or len(self.containers) >= _MANY)
         self.is_whole = self.is_whole and not is_deep
         if steps is None or is_deep:
-            self.leaves[path] = value
+            self.leaves.append(value)
+            self.paths.append(path)
             return
         self.containers.append(value)
         keys = [step.key for step in steps]
@@ -52,10 +54,14 @@ class Parts:
         for step in steps:
             self.take(step(value), (*path, step))
 
+    def __iter__(self) -> Iterator[tuple[Path, Any]]:
+        """The leaves, each with its path."""
+        return zip(self.paths, self.leaves, strict=True)
+
     @property
-    def tensors(self) -> dict[Path, torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         """The leaves that are tensors."""
-        return {path: one for path, one in self.leaves.items() if isinstance(one, torch.Tensor)}
+        return [one for one in self.leaves if isinstance(one, torch.Tensor)]
 
     @property
     def places(self) -> Iterator[tuple[Any, Any, Any]]:
@@ -82,13 +88,13 @@ class Parts:
             isinstance(now, torch.Tensor)
             if isinstance(old, torch.Tensor)
             else is_like(old, now) or (_is_countable(old) and _is_countable(now))
-            for old, now in zip(self.leaves.values(), other.leaves.values(), strict=True)
+            for old, now in zip(self.leaves, other.leaves, strict=True)
         )
 
     def numbers_changed(self, other: Parts) -> list[Path]:
         """The paths of numbers that are others in a container of the same form."""
-        pairs = zip(self.leaves.items(), other.leaves.values(), strict=True)
-        return [path for (path, old), now in pairs if _is_countable(old) and not is_like(old, now)]
+        known = zip(self.paths, self.leaves, other.leaves, strict=True)
+        return [path for path, old, now in known if _is_countable(old) and not is_like(old, now)]
 
     def with_numbers(self, numbers: Mapping[Path, Any]) -> Any:
         """Make the container anew, with other numbers under some paths."""
@@ -96,7 +102,7 @@ class Parts:
 
     def form(self) -> Form:
         """Note what a program depends on."""
-        return Form(self.kinds, [*map(_seen, self.leaves.values())])
+        return Form(self.kinds, [*map(_seen, self.leaves)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,17 +112,16 @@ class Form:
     kinds: list[Any]
     leaves: list[Any]
 
-    @property
-    def is_fixed(self) -> bool:
-        """Test for a container that nobody can change."""
-        return all(issubclass(kind, tuple) for kind, *_ in self.kinds)
-
-    def is_of(self, parts: Parts) -> bool:
-        """Test for a container that the program serves."""
-        return self.kinds == parts.kinds and all(
-            old.is_of(now) if type(old) is _Type else is_like(old, now)
-            for old, now in zip(self.leaves, parts.leaves.values(), strict=True)
-        )
+    def identities(self, value: Any) -> list[int] | None:
+        """Find what has to be in one place alone, in a value that the program serves: its tensors,
+        and the containers that can be changed. None for any other value.
+        """
+        if not self.kinds:
+            is_tensor = isinstance(value, torch.Tensor)
+            return ([id(value)] if is_tensor else []) if _is_of(self.leaves[0], value) else None
+        parts = parts_of(value)
+        is_same = self.kinds == parts.kinds and all(map(_is_of, self.leaves, parts.leaves))
+        return [*map(id, parts.tensors), *parts.changeable] if is_same else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +150,17 @@ def state_in(value: Any) -> Parts | None:
     for any other value.
     """
     parts = parts_of(value)
-    tensors = [*map(id, parts.tensors.values())]
+    tensors = [*map(id, parts.tensors)]
     held = [id(one) for one in parts.containers if not isinstance(one, tuple)]
     is_apart = len({*tensors, *held}) == len(tensors) + len(held)
-    is_plain = not any(one.requires_grad for one in parts.tensors.values())
+    is_plain = not any(one.requires_grad for one in parts.tensors)
     is_state = parts.is_whole and parts.containers and tensors and is_apart and is_plain
     return parts if is_state else None
+
+
+def _is_of(old: Any, now: Any) -> bool:
+    """Test a leaf beside what a program depends on."""
+    return old.is_of(now) if type(old) is _Type else is_like(old, now)
 
 
 def _seen(leaf: Any) -> Any:
@@ -186,5 +196,6 @@ def _steps_of(value: Any) -> list[Step] | None:
         return [Step(index) for index in range(len(value))]
     if cls in _DICTS:
         return [*map(Step, value)] if all(type(key) in PLAIN for key in value) else None
-    names = fields_of(value) if is_record(cls) else None
+    is_leaf = cls in PLAIN or issubclass(cls, torch.Tensor)
+    names = None if is_leaf or not is_record(cls) else fields_of(value)
     return None if names is None else [Step(name, is_attribute=True) for name in names]

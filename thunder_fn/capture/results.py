@@ -28,7 +28,7 @@ def is_itself(value: Any) -> bool:
         return False
     if not (pytree.is_node(value) or pytree.is_object(value)) or not watch.was_outside(value):
         return False
-    return recorder is None or recorder.kept is None or not recorder.kept.is_fed(value)
+    return recorder is None or recorder.kept is None or not recorder.kept.fed.has_container(value)
 
 
 def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:

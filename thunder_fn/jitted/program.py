@@ -323,7 +323,7 @@ def _with_numbers(
     captured, traces = trace(frozenset())
     if not captured.kept:
         name = captured.trace.name
-        captured = replace(captured, kept=(KeptState(name, (), frozenset(), ()),))
+        captured = replace(captured, kept=(KeptState(name),))
     for state in captured.kept:
         state.refused |= wanted
     return captured, traces

@@ -83,11 +83,11 @@ def fed_number(recorder: Recorder, wanted: Var) -> Any:
     count of those.
     """
     kept = recorder.kept
-    if kept is None or not kept.items:
+    if kept is None or not kept.fed.items:
         return None
     known, own = kept.counts, _own_values(recorder)
     for constant in recorder.constants:
-        if (number := kept.item(constant.tensor)) is not None:
+        if (number := kept.fed.item(constant.tensor)) is not None:
             known[constant.var.index] = number
     leaves, roots = _history(
         recorder, [wanted], lambda leaf: leaf.outputs[0].index in known or _is_count(leaf)

@@ -358,7 +358,7 @@ class Watch(Evaluator):
         for held, name, text in others:
             self.edge("key", held, name, text)
         kept = None if (recorder := current()) is None else recorder.kept
-        if kept is not None and kept.feeds_tensor(tensor):
+        if kept is not None and kept.fed.has_tensor(tensor):
             self.edges[kind, *entry].value = Changed(path)
 
     def writes_to(self, module: Any) -> None:

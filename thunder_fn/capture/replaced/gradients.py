@@ -74,7 +74,7 @@ class Gradients:
 
     def is_fed(self, grad: torch.Tensor | None) -> bool:
         """Test whether the trace is right for other gradients of the same type, or for None."""
-        if self.recorder.kept is None or self.recorder.kept.feeds_tensor(grad):
+        if self.recorder.kept is None or self.recorder.kept.fed.has_tensor(grad):
             return False
         return grad is None or (id(grad) in self._fed and id(grad) not in self._met)
 

@@ -133,7 +133,9 @@ def _guarded(recorder: Recorder, left: Set[Attribute], reads: Reads) -> Reads:
     Python, in which the function puts containers of tensors, are guarded there.
     """
     if recorder.kept is not None:
-        recorder.kept.renewed += [(vars(one.module), one.name) for one in left & reads.keys()]
+        recorder.kept.elsewhere.renewed += [
+            (vars(one.module), one.name) for one in left & reads.keys()
+        ]
     return {place: value for place, value in reads.items() if place not in left}
 
 
