@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards, dict_version
 
-from thunder_fn.torch_internals.modes import default_device, dispatch_modes, function_modes
+from thunder_fn.torch_internals.modes import (
+    default_device,
+    dispatch_modes,
+    function_modes,
+    isolated,
+)
 
 
 def tensor_guard(
@@ -91,6 +96,27 @@ def attention_kernels() -> tuple[Any, ...]:
     """The kernels that `scaled_dot_product_attention` may use, as `sdpa_kernel` says, in the order
     in which it asks them.
     """
+    _put_in_order()
+    return _attention_kernels()
+
+
+@functools.cache
+def _put_in_order() -> None:
+    """Let PyTorch put the kernels of attention in the order of this GPU, now or when CUDA starts.
+
+    It does so at the first call of one in a process: a traced function would seem to change it.
+    """
+    if torch.backends.cuda.is_built():
+        torch.cuda._lazy_call(_choose_a_kernel)
+
+
+def _choose_a_kernel() -> None:
+    with isolated():
+        query = torch.empty(0, 1, 8, 8, device="cuda")
+        torch._fused_sdp_choice(query, query, query)
+
+
+def _attention_kernels() -> tuple[Any, ...]:
     of = torch._C
     enabled = (
         of._get_flash_sdp_enabled(),
@@ -109,7 +135,7 @@ def _set_attention_kernels(kernels: tuple[Any, ...]) -> None:
     torch._C._set_sdp_priority_order(order)
 
 
-_KERNELS = attention_kernels()
+_KERNELS = _attention_kernels()
 
 
 def global_state() -> tuple[str, tuple[Any, ...]]:
