@@ -69,7 +69,7 @@ CONTAINERS = (*DICTS, list, collections.deque)
 
 @dataclass(slots=True, eq=False)
 class Elsewhere:
-    """What a function stores outside, but for objects of PyTorch whose state is kept as a whole.
+    """The stores of a function outside, but for objects of PyTorch whose state is kept as a whole.
 
     Args:
         kept: the containers of those, by identity.

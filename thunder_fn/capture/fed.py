@@ -52,7 +52,7 @@ class Fed:
         default_factory=list[tuple[Feed, torch.Tensor]]
     )
     given: dict[Entry, Any] = field(default_factory=dict[Entry, Any])
-    """What the places hold while the function runs: tensors, and symbols for numbers."""
+    """The values in the places while the function runs: tensors, and symbols for numbers."""
     states: dict[Entry, Parts] = field(default_factory=dict[Entry, Parts])
     """The containers of tensors in such places."""
     items: dict[int, tuple[torch.Tensor, Any]] = field(

@@ -1,4 +1,4 @@
-"""What a program can store outside in each call."""
+"""Values that a program can store outside in each call."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ class Storable:
             raise self.refused(holder, key, value)
 
     def refused(self, holder: Any, key: Any, value: Any) -> UnsupportedCall:
+        """Make the error for a value that no program can store."""
         who, fix = "the function", "Return it, and store it outside of the jitted function."
         if self.stepped:
             who = f"a step of {with_article(self.stepped)} from outside"
