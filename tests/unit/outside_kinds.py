@@ -3824,3 +3824,32 @@ def state_of_an_object():
 def parts_for_a_copy():
     o = Stateful()
     return (lambda x: x * o.__reduce_ex__(2)[2]["k"]), lambda: setattr(o, "k", 3.0)  # type: ignore[index]
+
+
+COMPUTED = {
+    "item": "globals()['g' + n]",
+    "get": "globals().get(f'g{n}', 5.0)",
+    "local": "(lambda names, key: names[key])(globals(), n.replace('k', 'gk'))",
+    "of an object": "globals()['h' + n].k",
+    "of a function": "globals()['f' + n]()",
+    "dunder": "hk.__getattribute__('k')",
+    "computed dunder": "hk.__getattribute__(''.join(n))",
+    "other globals": "fk.__globals__['g' + n]",
+}
+
+
+def _computed(name: str, text: str) -> Row:
+    def make():
+        names: dict[str, Any] = {"n": "k", "gk": 2.0, "hk": ns(k=2.0)}
+        exec(f"def f(x):\n    return x * {text}\ndef fk():\n    return gk", names)
+
+        def change():
+            names["gk"] = names["hk"].k = 3.0
+
+        return names["f"], change
+
+    make.__name__ = f"computed_name_{name.replace(' ', '_')}"
+    return make
+
+
+ROWS += [_computed(name, text) for name, text in COMPUTED.items()]

@@ -38,6 +38,7 @@ from thunder_fn.capture.outside.kinds import (
     default_of,
     environment,
     is_library_module,
+    is_namespace,
     is_of_library,
     is_opaque,
     is_open,
@@ -56,6 +57,7 @@ from thunder_fn.capture.outside.reads import (
     ARRAYS,
     CONTAINERS,
     HEAP_TYPE,
+    LONG,
     SEQUENCES,
     dict_of,
     fields_of,
@@ -156,6 +158,8 @@ class Attributes(Reached):
 
     def unknown_item(self, value: Any, path: str, frame: Frame) -> Sequence[Any]:
         """The values of an item of an unknown key, or of an object with a `__getitem__`."""
+        if is_namespace(value):
+            return self.names_in(value, path, frame)
         self.content(value, path)
         if is_a(value, CONTAINERS):
             return self.items(value, path)
@@ -165,6 +169,14 @@ class Attributes(Reached):
             return self.items(value, path)
         self.unseen(value, path, frame)
         return ()
+
+    def names_in(self, value: dict[str, Any], path: str, frame: Frame) -> Sequence[Any]:
+        """The values of a module's names, each by an edge; of very many, those of now."""
+        if len(value) > LONG:
+            path = f"a name in {path}"
+            self.constants.setdefault(path, Constant(path, frame.code.co_filename, frame.line))
+            return [self.reach(item, path) for item in value.values()]
+        return self.item(value, [*value], path, frame)
 
     def waited(self, frame: Frame, callee: Any) -> Sequence[Any]:
         """The results of the callee behind an attribute or item, which are known at the end of the

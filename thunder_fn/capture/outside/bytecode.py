@@ -892,11 +892,17 @@ def _get(r: _Reader, call: _Call) -> bool:
 
 @_callee("__getattribute__", table=_METHODS)
 def _getattribute(r: _Reader, call: _Call) -> bool:
-    """Read `object.__getattribute__(self, key)`; `super().__getattribute__(key)` has no self."""
+    """Read `object.__getattribute__(x, key)`, `x.__getattribute__(key)` or `super()`'s."""
     if not call.arguments or call.is_spread:
         return False
-    of = call.arguments[0] if len(call.arguments) > 1 else r.first()
-    r.push(r.attribute(of, call.arguments[-1]))
+    match call.owner, call.arguments:
+        case _, [of, key, *_]:
+            pass
+        case ("super", _, of), [key]:
+            pass
+        case of, _:
+            key = call.arguments[0]
+    r.push(r.attribute(of, key))
     return True
 
 

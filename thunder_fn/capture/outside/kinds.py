@@ -397,6 +397,11 @@ def is_record(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) or is_plain_class(cls)
 
 
+def is_namespace(value: Any) -> bool:
+    """Test for the names of a module."""
+    return type(value) is dict and "__builtins__" in value
+
+
 def is_plain_class(cls: Any) -> bool:
     """Test for a class of Python whose objects are what their attributes are."""
     if issubclass(cls, types.SimpleNamespace):

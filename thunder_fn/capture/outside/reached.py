@@ -27,6 +27,7 @@ from thunder_fn.capture.outside.kinds import (
     VIEWS,
     is_code,
     is_lasting,
+    is_namespace,
     is_of_library,
     is_open,
     is_ours,
@@ -361,7 +362,7 @@ class Reached:
             (value,) = gc.get_referents(value)
         if not is_a(value, CONTAINERS):
             self.array(value, path)
-        elif type(value) is not dict or "__builtins__" not in value:
+        elif not is_namespace(value):
             is_new = ("content", id(value), None) not in self.edges
             if is_new:
                 self.edge("content", value, None, path)
