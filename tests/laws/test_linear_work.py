@@ -16,6 +16,7 @@ from thunder_fn.derived import activity as activity
 from thunder_fn.derived.leaf_vjp import vjp_rule
 from thunder_fn.interpreters import grad as reverse, jvp as forward, simplify, vmap as batching
 from thunder_fn.ir.trace import subtraces
+from thunder_fn.torch_internals import fakes
 
 MEMOS: tuple[Any, ...] = (
     *(reverse.forward_backward, activity.activity, activity.contributions, activity.USEFUL.everywhere),
@@ -124,3 +125,35 @@ def test_questions_do_not_grow_with_loops(name: str) -> None:
     short, middle, deep = (questions(TRANSFORMS[name], looped(*of))[0] for of in ((2, 2), (3, 2), (4, 2)))
     assert [b - a for a, b in zip(short, middle, strict=True)] == [b - a for a, b in zip(middle, deep, strict=True)]
     assert questions(TRANSFORMS[name], looped(2, 4))[0] == short
+
+
+def test_results_of_equal_steps_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the capture of a training step, whose numbers are symbols: PyTorch computes on fakes what takes a number."""
+    asked, compute = list[str](), fakes._answer_of_fakes
+
+    def counted(mode: Any, func: Any, *rest: Any) -> Any:
+        asked.append(str(func))
+        return compute(mode, func, *rest)
+
+    monkeypatch.setattr(fakes, "_answer_of_fakes", counted)
+
+    def count(layers: int) -> int:
+        model = torch.nn.Sequential(*(torch.nn.Linear(5, 5) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        jitted, x = tfn.jit(step), torch.randn(3, 5)
+        jitted(x)
+        asked.clear()
+        jitted(x)
+        return len(asked)
+
+    first, few, many = count(2), count(2), count(6)
+    per_parameter = (many - few) / 8
+    assert first >= few and per_parameter <= 10, (few, many, sorted(asked))

@@ -6,6 +6,7 @@ to no ints and complex numbers to no real ones, and for an `out=` many ops compu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def check_casts(
     rest = {key: value for key, value in kwargs.items() if key not in outs}
     given = torch_pytree.tree_leaves((args, rest))
     target = changed[0].dtype
-    is_safe = torch.can_cast(torch.float32, target) and all(_fits(one, target) for one in given)
+    is_safe = _can_cast(torch.float32, target) and all(_fits(one, target) for one in given)
     is_factory = not any(isinstance(one, torch.Tensor) for one in given)
     if is_factory or (is_safe and not outs):
         return
@@ -52,16 +53,22 @@ def check_casts(
             what = f"`out=` of `{_name(func)}` is of {tensor.dtype}, and the result of {found}"
             fix = "Use the result instead of `out=`, with `dtype=` where there is one."
             raise UnsupportedCall(what, source=source, fix=fix)
-        if not torch.can_cast(found, tensor.dtype):
+        if not _can_cast(found, tensor.dtype):
             raise RuntimeError(
                 f"result type {found} can't be cast to the desired output type {tensor.dtype}"
             )
 
 
+@functools.cache
+def _can_cast(of: torch.dtype, to: torch.dtype) -> bool:
+    with internals.only_memory():  # PyTorch asks modes for it, as for any op
+        return torch.can_cast(of, to)
+
+
 def _fits(arg: Any, dtype: torch.dtype) -> bool:
     """Test whether an argument makes no result that cannot be cast to a dtype."""
     own = arg.dtype if isinstance(arg, torch.Tensor) else _OF_NUMBERS.get(type(arg), dtype)
-    return torch.can_cast(own, dtype)
+    return _can_cast(own, dtype)
 
 
 def _results(func: Any, args: Any, kwargs: Any) -> Iterator[torch.dtype]:
