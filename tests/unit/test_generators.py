@@ -268,3 +268,30 @@ def test_a_trace_refers_to_the_generator() -> None:
 
 
 h = torch.Generator()
+
+
+BOUND = {name: getattr(torch, name) for name in ("manual_seed", "get_rng_state", "set_rng_state")}
+"""Functions as `from torch import manual_seed` binds them."""
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    BOUND["manual_seed"](5)
+    return x + 1
+
+
+def set_back(x: torch.Tensor) -> torch.Tensor:
+    state = BOUND["get_rng_state"]()
+    noise = torch.rand(2)
+    BOUND["set_rng_state"](state)
+    return x + noise
+
+
+@pytest.mark.parametrize("f", [seeded, set_back])
+def test_functions_of_generators_by_names_bound_before(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    call = tfn.jit(f)
+    for seed in range(3):
+        found = []
+        for one in (f, call):
+            torch.manual_seed(seed)
+            found.append((one(torch.ones(2)), torch.rand(2)))
+        assert all(map(torch.equal, *found))

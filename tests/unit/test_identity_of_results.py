@@ -142,6 +142,41 @@ def test_a_container_from_outside_is_the_result_itself(name: str, change: str) -
                 CHANGES[change](eager)
 
 
+OWN: dict[str, Program] = {
+    "a list": lambda o, x, given: (setattr(o, "last", [x]), o.last)[1],
+    "a list by its own name": lambda o, x, given: (lambda own: (setattr(o, "last", own), own)[1])([x]),
+    "plain data": lambda o, x, given: (setattr(o, "last", [1]), o.last)[1],
+    "a record": lambda o, x, given: (setattr(o, "last", Record(x)), [o.last])[1],
+    "an object": lambda o, x, given: (setattr(o, "last", SimpleNamespace(a=x)), o.last)[1],
+    "an object of plain data": lambda o, x, given: (setattr(o, "last", SimpleNamespace(a=1)), o.last)[1],
+    "two places": lambda o, x, given: (setattr(o, "last", [x]), setattr(o, "other", o.last))[1],
+    "two places of plain data": lambda o, x, given: (setattr(o, "last", {1: 2}), setattr(o, "other", [o.last]))[1],
+    "an item": lambda o, x, given: (lambda own: (o.empty.append(own), own)[1])({"k": x}),
+    "an item twice": lambda o, x, given: (lambda own: (o.empty.append(own), o.empty.append(own)))([x])[0],
+    "an entry": lambda o, x, given: (o.d.setdefault("l", []).append(x), o.d["l"])[1],
+    "an entry of plain data": lambda o, x, given: o.d.setdefault("l", []),
+    "a list of a default dict": lambda o, x, given: (o.dd["k"].append(x), o.dd["k"])[1],
+    "a part of what is stored": lambda o, x, given: (setattr(o, "last", {"k": [x]}), [o.last["k"], x])[1],
+}
+"""Containers that the function makes, stores outside, and returns or stores again."""
+
+
+@pytest.mark.parametrize("change", ["nothing", "others"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_container_that_is_stored_and_returned_is_one_object(name: str, change: str) -> None:
+    for own, call in forms(OWN[name])[:2]:
+        eager, kept = place(OWN[name]), list[Any]()
+        for step in range(4):
+            x = torch.full((2,), float(step))
+            wanted, found = eager.forward(x, []), call(x, [])
+            kept.append((wanted, found))
+            assert picture((found, held(own))) == picture((wanted, held(eager))), (type(own), step)
+            if step:
+                CHANGES[change](own)
+                CHANGES[change](eager)
+        assert picture([found for _, found in kept]) == picture([wanted for wanted, _ in kept])
+
+
 def test_a_container_of_another_container_that_is_changed_is_the_one_of_the_call() -> None:
     def fill(o: Any, x: Tensor) -> Tensor:
         o.deep[0][1]["k"] = x
@@ -212,3 +247,15 @@ def test_attributes_that_are_set_on_a_container_are_in_the_result(name: str, wra
     call, given = wrap(lambda x, given: [f(x), given]), [torch.ones(1)]
     found = call(x, given)
     assert found[1] is given and picture(found) == picture([f(x), given])
+
+
+@pytest.mark.parametrize("inner", [lambda acc, y: acc, lambda acc, y: (acc.append(y), acc)[1]])
+@pytest.mark.parametrize("made", [lambda x: [x], lambda x: [1]])
+def test_a_container_of_the_function_around_is_the_result_itself(made: Any, inner: Any) -> None:
+    def f(x: Tensor, wrap: Any) -> Any:
+        acc = made(x)
+        call = wrap(lambda y: inner(acc, y))
+        return call(x) is acc, call(x * 2) is acc, acc
+
+    x = torch.ones(2)
+    assert picture(tfn.jit(lambda x: f(x, tfn.jit))(x)) == picture(f(x, lambda inner: inner))

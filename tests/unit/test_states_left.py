@@ -4,12 +4,14 @@ is traced twice, or in parts, begins each time in the state of the call. The ora
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._tensor_str import PRINT_OPTS
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,3 +176,80 @@ def test_one_that_raises_leaves_no_mode_of_ours(what: str) -> None:
         SETS[what][1]()
     assert internals.count_function_modes() == 0 and not internals.dispatch_modes()
     assert torch.equal(X + 1, torch.tensor([2.0, 1.0, 4.0]))
+
+
+B = torch.backends
+FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any, Any]] = {
+    "threads": (torch.get_num_threads, lambda n: torch.set_num_threads(n), 1, 2),
+    "flash": (B.cuda.flash_sdp_enabled, lambda on: B.cuda.enable_flash_sdp(on), True, False),
+    "efficient": (B.cuda.mem_efficient_sdp_enabled, lambda on: B.cuda.enable_mem_efficient_sdp(on), True, False),
+    "math": (B.cuda.math_sdp_enabled, lambda on: B.cuda.enable_math_sdp(on), True, False),
+    "tf32": (lambda: B.cuda.matmul.allow_tf32, lambda on: setattr(B.cuda.matmul, "allow_tf32", on), False, True),
+    "cudnn tf32": (lambda: B.cudnn.allow_tf32, lambda on: setattr(B.cudnn, "allow_tf32", on), True, False),
+    "benchmark": (lambda: B.cudnn.benchmark, lambda on: setattr(B.cudnn, "benchmark", on), False, True),
+    "cudnn": (lambda: B.cudnn.enabled, lambda on: B.cudnn.set_flags(on), True, False),
+    "mkldnn": (lambda: B.mkldnn.enabled, lambda on: B.mkldnn.set_flags(on), True, False),
+    "precision": (
+        torch.get_float32_matmul_precision,
+        lambda name: torch.set_float32_matmul_precision(name),
+        "highest",
+        "high",
+    ),
+    "fill": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+        lambda on: setattr(torch.utils.deterministic, "fill_uninitialized_memory", on),
+        True,
+        False,
+    ),
+    "anomaly": (torch.is_anomaly_enabled, lambda on: torch.autograd.set_detect_anomaly(on), False, True),
+    "warnings": (torch.is_warn_always_enabled, lambda on: torch.set_warn_always(on), False, True),
+    "print options": (lambda: PRINT_OPTS.precision, lambda n: torch.set_printoptions(precision=n), 4, 2),
+    "sparse": (
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        lambda on: getattr(torch.sparse.check_sparse_tensor_invariants, "enable" if on else "disable")(),
+        False,
+        True,
+    ),
+    "fast path": (B.mha.get_fastpath_enabled, lambda on: B.mha.set_fastpath_enabled(on), True, False),
+    "conversion": (
+        torch.__future__.get_swap_module_params_on_conversion,
+        lambda on: torch.__future__.set_swap_module_params_on_conversion(on),
+        False,
+        True,
+    ),
+}
+"""Flags of the process: the question, what sets it, and two values."""
+
+
+def setting(what: str, *values: Any) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        for value in values:
+            FLAGS[what][1](value)
+        return x.sin()
+
+    return f
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.GraphBreakWarning")
+@pytest.mark.filterwarnings("ignore:.*Dynamo does not know how to trace the builtin")
+@pytest.mark.parametrize("wrap", [tfn.jit, tfn.compile])
+@pytest.mark.parametrize("what", FLAGS)
+def test_a_flag_that_is_set_is_set_in_each_call_or_refused(what: str, wrap: Any) -> None:
+    ask, put, one, two = FLAGS[what]
+    for values, before in (((two,), (one, one, one)), ((two,), (two, one, two)), ((two, one), (one, two, one))):
+        call = wrap(setting(what, *values))
+        for value in before:
+            put(value)
+            is_refused = wrap is tfn.jit and value != values[-1]
+            with pytest.raises(UnsupportedCall, match="leaves") if is_refused else contextlib.nullcontext():
+                assert torch.equal(call(X), X.sin())
+            assert ask() == (value if is_refused else values[-1])
+
+
+def test_a_flag_that_nothing_tells_is_refused() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.set_flush_denormal(False)
+        return x.sin()
+
+    with pytest.raises(UnsupportedCall, match="set_flush_denormal"):
+        tfn.jit(f)(X)

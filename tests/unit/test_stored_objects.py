@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,3 +166,110 @@ def test_compile_stores_them_in_each_call(name: str) -> None:
         o.d.clear()
         assert compiled(torch.ones(2)).tolist() == [2, 2]
         assert (o.a is not None) + len(o.log) + len(o.d) == 1
+
+
+def local() -> Any:
+    def inner() -> int:
+        return 4
+
+    return inner
+
+
+def name_of(value: Any) -> Any:
+    return [*map(name_of, value)] if isinstance(value, (tuple, list)) else type(value).__name__
+
+
+OTHERS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "a function": lambda o, y: setattr(o, "a", lambda: 3),
+    "a function in a list": lambda o, y: o.log.append(lambda: 3),
+    "a function in a dict": lambda o, y: operator.setitem(o.d, "a", local()),
+    "a function beside a tensor": lambda o, y: setattr(o, "a", [y, lambda: 3]),
+    "a function of a list": lambda o, y: (lambda own: o.log.append(lambda: own))([1]),
+    "a partial": lambda o, y: o.log.append(functools.partial(int, "3")),
+    "a method": lambda o, y: o.log.append("a b".split),
+    "a class": lambda o, y: o.log.append(type("Z", (), {})),
+    "an object of it": lambda o, y: setattr(o, "a", type("Z", (), {})()),
+    "an object without attributes": lambda o, y: o.log.append(object()),
+    "an iterator": lambda o, y: setattr(o, "a", iter([1, 2])),
+    "an array": lambda o, y: operator.setitem(o.d, "a", np.ones(2)),
+    "a queue": lambda o, y: o.log.append(queue.SimpleQueue()),
+    "a module": lambda o, y: setattr(o, "a", torch.nn.ReLU()),
+    "numbers and a function": lambda o, y: o.log.extend([1, lambda: 3]),
+}
+
+
+@pytest.mark.parametrize("way", ["closed", "argument"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_objects_without_tensors_are_stored_in_each_call(name: str, way: str) -> None:
+    ours, theirs = place(OTHERS[name]), place(OTHERS[name])
+    jitted = WAYS[way](ours)
+    for call in range(5):
+        x = torch.full((2,), call + 1.0)
+        assert torch.equal(jitted(x), theirs.forward(x))
+        kinds = [[name_of(one) for one in (o.a, *o.log, *o.d.items())] for o in (ours, theirs)]
+        assert kinds[0] == kinds[1]
+        for o in (ours, theirs) if call % 2 else ():
+            o.a = None
+            o.log.clear()
+            o.d.clear()
+
+
+def moved(held: dict[str, Any], key: str, *others: Any) -> None:
+    """Take an entry out, put others in, and the entry again."""
+    item = held.pop(key)
+    held.update(others)
+    held[key] = item
+
+
+def deleted(o: Any, name: str, **others: Any) -> None:
+    item = getattr(o, name)
+    delattr(o, name)
+    for key, other in others.items():
+        setattr(o, key, other)
+    setattr(o, name, item)
+
+
+MOVING: dict[str, Callable[[Any, Tensor], Any]] = {
+    "an attribute": lambda o, y: deleted(o.n, "x", k=1),
+    "an attribute beside a tensor": lambda o, y: deleted(o.n, "x", k=y),
+    "two attributes": lambda o, y: (deleted(o.n, "x"), deleted(o.n, "y", k=2)),
+    "an attribute alone": lambda o, y: deleted(o.n, "y"),
+    "an attribute that is a tensor": lambda o, y: deleted(o.n, "t", k=y),
+    "an attribute of the place": lambda o, y: deleted(o, "n", k=y),
+    "an entry": lambda o, y: moved(o.d, "x", ("k", 1)),
+    "an entry beside a tensor": lambda o, y: moved(o.d, "x", ("k", y)),
+    "an entry that is a tensor": lambda o, y: moved(o.d, "t", ("k", y)),
+    "an entry that is deleted": lambda o, y: (
+        t := o.d["t"],
+        operator.delitem(o.d, "t"),
+        o.d.update(k=y),
+        o.d.update(t=t),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["closed", "argument"])
+@pytest.mark.parametrize("name", MOVING)
+def test_entries_and_attributes_have_the_order_of_eager_code(name: str, way: str) -> None:
+    def fill(o: Any) -> None:
+        tensor = torch.ones(1)
+        o.n, o.d = SimpleNamespace(x=1, t=tensor, y=2), {"x": 1, "t": tensor, "y": 2}
+
+    ours, theirs = place(MOVING[name]), place(MOVING[name])
+    for o in (ours, theirs):
+        fill(o)
+    jitted = WAYS[way](ours)
+    for call in range(6):
+        x = torch.full((2,), call + 1.0)
+        assert torch.equal(jitted(x), theirs.forward(x))
+        orders = [([*vars(o)], *map(picture_of_dict, (vars(o.n), o.d))) for o in (ours, theirs)]
+        assert orders[0] == orders[1], call
+        for o in (ours, theirs) if call == 2 else ():
+            fill(o)
+        for o in (ours, theirs) if call == 3 else ():
+            del o.n.y, o.d["y"]
+            o.n.y = o.d["y"] = 5
+
+
+def picture_of_dict(held: dict[str, Any]) -> list[Any]:
+    return [(key, item.tolist() if isinstance(item, Tensor) else item) for key, item in held.items()]

@@ -97,3 +97,44 @@ def test_what_no_class_answers_is_eagers_error() -> None:
     for one in (f, tfn.jit(f)):
         with pytest.raises(TypeError, match=r"no implementation found for .*sin|torch.sin"):
             one(X)
+
+
+class Like(torch.Tensor):
+    """A class of tensors that PyTorch's functions ask."""
+
+
+class Duck:
+    """A class like tensors."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
+
+
+LIKE, DUCK, PARAMETER = torch.ones(1).as_subclass(Like), Duck(), torch.nn.Parameter(torch.ones(1))
+OVERRIDDEN: dict[str, Any] = {
+    "a number": lambda x: torch.overrides.has_torch_function_unary(4),
+    "a tuple with a number": lambda x: torch.overrides.has_torch_function((4,)),
+    "numbers and texts": lambda x: torch.overrides.has_torch_function_variadic(4, "a"),
+    "nothing": lambda x: torch.overrides.has_torch_function(()),
+    "the argument": lambda x: torch.overrides.has_torch_function_unary(x),
+    "what is computed": lambda x: torch.overrides.has_torch_function([torch.ones(2) * 2, 1]),
+    "a parameter": lambda x: torch.overrides.has_torch_function_variadic(x, PARAMETER),
+    "a class of tensors": lambda x: torch.overrides.has_torch_function((x, LIKE)),
+    "a class like tensors": lambda x: torch.overrides.has_torch_function_unary(DUCK),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+@pytest.mark.parametrize("x", [torch.ones(2), torch.ones(2).as_subclass(Like)])
+def test_has_torch_function_is_that_of_the_values(x: torch.Tensor, name: str) -> None:
+    ask = OVERRIDDEN[name]
+    assert tfn.jit(lambda x: (ask(x), x.sin()))(x)[0] is ask(x)
+
+
+def test_a_mode_of_the_users_counts() -> None:
+    def f(x: torch.Tensor) -> Any:
+        with torch.overrides.BaseTorchFunctionMode():
+            return torch.overrides.has_torch_function_unary(x), x + 1
+
+    assert tfn.jit(f)(torch.ones(1))[0] is f(torch.ones(1))[0] is True

@@ -45,7 +45,7 @@ from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
 from thunder_fn.capture.outside.reads import HOLDERS, is_a
-from thunder_fn.capture.places import Feed, snapshot
+from thunder_fn.capture.places import Effect, Feed, Update, snapshot
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.host_random import untouched_by_refusals
@@ -431,7 +431,7 @@ class _Attempt:
             begun,
             grads=tuple(grads_read(recorder, positions)),  # before tensors are looked up below
             reads=reads,
-            effects=tuple(effect for effect, *_ in effects),
+            **self.joined([effect for effect, *_ in effects]),
             flags=tuple((positions.get(id(one), one), flag) for one, flag in self.flags),
             kept=kept,
         )
@@ -447,6 +447,16 @@ class _Attempt:
         inner = [i for i, leaf in enumerate(placed) if is_inner(leaf)]
         followed = {*inner, *range(len(results) * self.is_off)}.difference(begun.freed)
         return _End(found, outputs, changes, atoms, fed, met, late, tuple(followed))
+
+    def joined(self, effects: list[Effect | Update]) -> dict[str, Any]:
+        """The effects, and the nodes of the result, with those that are one object in several."""
+        known = [] if self.recorder.kept is None else self.recorder.kept.nodes
+        nodes = {id(effect): found for effect, found in known}
+        trees = [self.nodes, *(nodes.get(id(effect), []) for effect in effects)]
+        result, *others = pytree.repeated_among(trees)
+        pairs = zip(effects, others, strict=True)
+        stored = (dataclasses.replace(one, repeated=same) if same else one for one, same in pairs)
+        return {"repeated": result, "effects": tuple(stored)}
 
     def pairs(self, tracers: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The tensors from outside, each with its tracer: arguments, then closed-over ones."""
@@ -472,8 +482,11 @@ class _Attempt:
         freed = tuple(place for place, flag in enumerate(is_freed) if flag)
         trees = self.in_spec, self.in_leaves, spec, statics
         begun = Captured(_NO_TRACE, *trees, own_leaves=own, freed=freed)
-        same = pytree.repeated_in(tree, spec, is_itself if self.asked.shares else pytree.no_leaf)
-        begun = dataclasses.replace(begun, anew=made_anew(leaves), repeated=same)
+        is_leaf = is_itself if self.asked.shares else pytree.no_leaf
+        self.nodes = pytree.changeable(tree, spec, is_leaf)
+        (same,) = pytree.repeated_among([self.nodes])
+        anew = tuple(place for place in made_anew(leaves) if not is_leaf(leaves[place]))
+        begun = dataclasses.replace(begun, anew=anew, repeated=same)
         return begun, results, outputs
 
     def taken_apart(self, result: Any) -> tuple[Any, list[Any], pytree.PyTreeSpec]:

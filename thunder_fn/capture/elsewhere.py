@@ -383,7 +383,7 @@ class Elsewhere:
 
     def check_unstorable(self) -> None:
         """Look for objects of the function's own in places, which a program cannot make anew. Let
-        no later call use the trace if the function has read the place.
+        no later call use the trace: the function runs again, and makes another one.
 
         Raises:
             UnsupportedCall: such an object leads to tensors of the trace.
@@ -395,8 +395,8 @@ class Elsewhere:
             if place[0] not in PLACES or now is old or now is ABSENT or has_tracers(now):
                 continue
             self.storable.check_reach(holder, place[2], now)
-            if place in watch.edges and not self.storable.is_storable(now):
-                watch.edges[place].value = Changed(str(place[2]))
+            if not self.storable.is_storable(now) and not holds_numbers(now):
+                _trace_again(watch, place, holder)
         for one in changed(watch.contents.values()):
             known = {id(item) for _, item in entries_of(one.before)}
             for key, item in (
@@ -404,6 +404,15 @@ class Elsewhere:
             ):
                 if id(item) not in known and not has_tracers(item):
                     self.storable.check_reach(one.container, key, item)
+                    if not self.storable.is_storable(item) and not holds_numbers(item):
+                        place = "content", id(one.container), None
+                        _trace_again(watch, place, one.container)
+
+
+def _trace_again(watch: frames.Observer, place: tuple[str, int, Any], holder: Any) -> None:
+    """Let no later call use the trace."""
+    watch.value_before(place, holder, None)
+    watch.edges[place].value = Changed(str(place[2]))
 
 
 def _is_elsewhere(

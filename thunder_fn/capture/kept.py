@@ -44,6 +44,7 @@ from thunder_fn.capture.storable import FIXED, Storable
 from thunder_fn.capture.stored import (
     alive,
     in_order,
+    reordered,
     take_back,
     with_objects,
 )
@@ -89,6 +90,10 @@ class Kept:
     """Updates of places outside by each call, and their values before."""
     plain: list[Change] = field(default_factory=list[Change])
     """Plain data that each call stores outside."""
+    nodes: list[tuple[Effect, list[tuple[int, Any]]]] = field(default_factory=list[Any])
+    """The nodes of each value that is stored and may be changed, by number."""
+    moved: list[Snapshot] = field(default_factory=list[Snapshot])
+    """Dicts in which each call moves entries."""
     is_over: bool = False
 
     @classmethod
@@ -249,7 +254,8 @@ class Kept:
         given = [(one, old) for one, old in updates if self.storable.holds_given(one.value)]
         self.plain += [Change(one.holder, one.key, old, one.value) for one, old in given]
         self.elsewhere.check_unstorable()
-        changes = [self._effect(one) for one in in_order([*found, *self.plain])]
+        found, self.moved = reordered([*found, *self.plain], _before())
+        changes = [self._effect(one) for one in in_order(found)]
         return [*changes, *((one, list[Any]()) for one, _ in self.updates)]
 
     def _is_touched(self) -> bool:
@@ -288,7 +294,9 @@ class Kept:
         outputs = list(chosen(leaves, flags))
         fixed = tuple(None if flag else leaf for leaf, flag in zip(dims, flags, strict=True))
         effect = Effect(holder, key, spec, fixed, flags, anew=made_anew(fixed))
-        return self._conditional(effect, outputs)
+        effect, outputs = self._conditional(effect, outputs)
+        self.nodes.append((effect, pytree.changeable(value, spec, storable.was_there)))
+        return effect, outputs
 
     def _conditional(self, effect: Effect, outputs: list[Any]) -> tuple[Effect, list[Any]]:
         """Make an effect conditional if its step may be skipped: its first output says so."""
@@ -317,9 +325,12 @@ class Kept:
         return result
 
     def is_old(self, value: Any) -> bool:
-        """Test whether the value is a kept object, or some kept object held it before."""
+        """Test whether the value is a kept object, or some kept object held it before, or a dict
+        in which each call moves it.
+        """
+        held = *self.contents.values(), *self.moved
         return id(value) in self.objects or any(
-            value is item for one in self.contents.values() for _, item in entries_of(one.before)
+            value is item for one in held for _, item in entries_of(one.before)
         )
 
     def state(self) -> tuple[KeptState, ...]:
@@ -356,9 +367,20 @@ class Kept:
         for one in self.contents.values():
             one.restore()
         self.elsewhere.restore()
+        for one in self.moved:
+            one.restore()
         self.objects.clear()
         self.contents.clear()
         self.is_over = True
+
+
+def _before() -> dict[int, Snapshot]:
+    """The content of containers and objects from outside before the function ran."""
+    watch = frames.observer()
+    if watch is None:
+        return {}
+    fields = {of: Snapshot(held, before) for of, (held, before) in watch.dicts.items()}
+    return {**fields, **watch.contents}
 
 
 def _containers(root: Any) -> Iterator[Any]:

@@ -107,6 +107,8 @@ class Effect:
     is_conditional: bool = False
     anew: tuple[int, ...] = ()
     """The places of leaves of which each call stores a copy."""
+    repeated: pytree.Repeated = ()
+    """The nodes that are also in the result, or in another place."""
 
     @property
     def count(self) -> int:
@@ -127,7 +129,7 @@ class Effect:
             next(given) if flag else copy.deepcopy(leaf) if place in self.anew else leaf
             for place, (leaf, flag) in enumerate(zip(self.leaves, self.is_output, strict=True))
         ]
-        value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves)
+        value = ABSENT if self.spec is None else pytree.unflatten(self.spec, leaves, self.repeated)
         holder = tensors[self.holder] if isinstance(self.holder, int) else self.holder
         put(holder, self.key, value)
 

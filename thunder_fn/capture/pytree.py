@@ -106,12 +106,23 @@ def _check_depth(spec: PyTreeSpec) -> None:
         )
 
 
+Repeated = tuple[tuple[int, int], ...]
+"""Nodes of a tree that occur elsewhere in it, or in another tree: the number of each, and that of
+the object. Numbers of nodes count nodes and leaves, parents first.
+"""
+
+
 def unflatten(
-    spec: PyTreeSpec, leaves: Sequence[Any], repeated: Sequence[tuple[int, int]] = ()
+    spec: PyTreeSpec,
+    leaves: Sequence[Any],
+    repeated: Sequence[tuple[int, int]] = (),
+    made: dict[int, Any] | None = None,
 ) -> Any:
-    """The tree of this structure with these leaves. `repeated` nodes are built once."""
+    """The tree of this structure with these leaves. `repeated` nodes are built once. `made` has
+    those of other trees, by the numbers of the objects, and gets those of this one.
+    """
     return (
-        _Builder(iter(leaves), repeated).build(spec)
+        _Builder(iter(leaves), repeated, {} if made is None else made).build(spec)
         if repeated or _looks_at_leaves(spec)
         else optree.tree_unflatten(spec, leaves)
     )
@@ -122,22 +133,38 @@ def no_leaf(value: Any) -> bool:
     return False
 
 
-def repeated_in(
-    tree: Any, spec: PyTreeSpec, is_leaf: Callable[[Any], bool] = no_leaf
-) -> tuple[tuple[int, int], ...]:
-    """The nodes of a tree of this structure that are objects met before and may be changed, each
-    by its number, and the number of the first. Numbers count nodes and leaves, parents first.
+def repeated_in(tree: Any, spec: PyTreeSpec, is_leaf: Callable[[Any], bool] = no_leaf) -> Repeated:
+    """The nodes of a tree of this structure that occur more than once and may be changed."""
+    return repeated_among([changeable(tree, spec, is_leaf)])[0]
+
+
+def repeated_among(trees: Sequence[Sequence[tuple[int, Any]]]) -> list[Repeated]:
+    """The nodes that occur more than once in some trees, for each tree, of their `changeable` ones.
+    Objects have the same numbers in all.
     """
+    found = [node for nodes in trees for _, node in nodes]
+    counts, first = collections.Counter(map(id, found)), dict[int, int]()
+    for node in found:
+        first.setdefault(id(node), len(first))
+    return [
+        tuple((number, first[id(node)]) for number, node in nodes if counts[id(node)] > 1)
+        for nodes in trees
+    ]
+
+
+def changeable(
+    tree: Any, spec: PyTreeSpec, is_leaf: Callable[[Any], bool] = no_leaf
+) -> list[tuple[int, Any]]:
+    """The nodes of a tree of this structure that may be changed, by their numbers."""
     nodes = nodes_in(_in_order(tree, is_leaf), is_leaf)
     if len(nodes) != spec.num_nodes:  # with keys or objects that are taken apart otherwise
-        return ()
-    firsts = dict[int, int]()
-    pairs = [
-        (number, firsts.setdefault(id(node), number))
+        return []
+    is_fixed = lambda node: node is None or isinstance(node, tuple) or is_leaf(node)
+    return [
+        (number, node.origin if type(node) is Object else node)
         for number, node in enumerate(nodes)
-        if not isinstance(node, tuple) and node is not None and is_node(node) and not is_leaf(node)
+        if not is_fixed(node) and is_node(node)
     ]
-    return tuple((number, first) for number, first in pairs if number != first)
 
 
 class _TensorLeaf:
@@ -266,30 +293,34 @@ def _has_own_new(cls: Any) -> bool:
 class _Builder:
     """Builds a tree from its leaves, node by node."""
 
-    def __init__(self, leaves: Iterator[Any], repeated: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, leaves: Iterator[Any], repeated: Sequence[tuple[int, int]], made: dict[int, Any]
+    ) -> None:
         self.leaves = leaves
         self.repeated = dict(repeated)
-        self.made: dict[int, Any] = {}
+        self.made = made
         self.number = 0
 
     def build(self, spec: PyTreeSpec) -> Any:
         """Build the next part, which has this structure."""
         number, self.number = self.number, self.number + 1
-        if (first := self.repeated.get(number)) is not None:
+        if (of := self.repeated.get(number)) in self.made:
             self.number = number + spec.num_nodes
             collections.deque(itertools.islice(self.leaves, spec.num_leaves), 0)
-            return self.made[first]
+            return self.made[of]
         level = spec.one_level()
         if level is None:
             return next(self.leaves)
         children = [self.build(child) for child in spec.children()]
         cls: Any = spec.type
-        self.made[number] = (
+        value = (
             tuple.__new__(cls, children)
             if _has_own_new(cls)
             else optree.tree_unflatten(level, children)
         )
-        return self.made[number]
+        if of is not None:
+            self.made[of] = value
+        return value
 
 
 def paths(tree: Any, root: str = "") -> list[str]:
@@ -722,6 +753,7 @@ class Object:
     cls: type
     attributes: dict[str, Any]
     held: tuple[str, ...]
+    origin: Any = None
 
 
 def with_objects(
@@ -748,7 +780,7 @@ def with_objects(
         above.remove(id(leaf))
         held = tuple(name for name, part in parts.items() if _may_hold(part))
         either = {name: parts[name] if name in held else item for name, item in fields.items()}
-        renewed[id(leaf)] = Object(type(leaf), either, held)
+        renewed[id(leaf)] = Object(type(leaf), either, held, leaf)
         return renewed[id(leaf)]
 
     def walk(part: Any) -> Any:

@@ -26,7 +26,11 @@ def is_itself(value: Any) -> bool:
     watch, recorder = frames.observer(), current()
     if watch is None or value is None or isinstance(value, torch.Tensor):
         return False
-    if not (pytree.is_node(value) or pytree.is_object(value)) or not watch.was_outside(value):
+    if not (pytree.is_node(value) or pytree.is_object(value)):
+        return False
+    if recorder is not None and any(one.container is value for one in recorder.around):
+        return True  # of the function around this one
+    if not watch.was_outside(value):
         return False
     return recorder is None or recorder.kept is None or not recorder.kept.fed.has_container(value)
 
@@ -38,7 +42,8 @@ def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:
     leaf = class_of_numbers(as_dim(leaf))
     if isinstance(leaf, Expr):
         return TENSOR
-    check_static_output(leaf, f, name)
+    if not is_itself(leaf):
+        check_static_output(leaf, f, name)
     return leaf
 
 

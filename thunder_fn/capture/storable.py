@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
+import re
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from thunder_fn.capture.comparisons import PLAIN
 from thunder_fn.capture.fed import Fed
 from thunder_fn.capture.made import is_made_anew
 from thunder_fn.capture.outside import frames
+from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.outside.kinds import is_lasting
 from thunder_fn.capture.outside.reads import (
     is_a,
@@ -37,6 +41,8 @@ FIXED = (*PLAIN, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types
 """Types of values that are stored as they are."""
 _VALUES = (numpy.generic, range, slice, Stays)
 """Types of plain values in addition to those of `PLAIN`."""
+_DEEP = 4
+"""Steps from a function to what it closes over, which are looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,9 +59,35 @@ class Storable:
         that the function makes, and objects that were there before the call.
         """
         return self.was_there(value) or all(
-            type(leaf) in PLAIN or is_a(leaf, _VALUES) or self.was_there(leaf) or is_made_anew(leaf)
+            type(leaf) in PLAIN
+            or is_a(leaf, _VALUES)
+            or self.was_there(leaf)
+            or is_made_anew(leaf)
+            or self.is_steady(leaf)
             for leaf in leaves_in(value)
         )
+
+    def is_steady(self, value: Any, depth: int = _DEEP) -> bool:
+        """Test for what the function makes and nobody can change, such as a function that closes
+        over numbers: one is as good as another.
+        """
+        if type(value) in PLAIN or is_a(value, (*_VALUES, re.Pattern)):
+            return True
+        if is_a(value, tuple):
+            parts: Iterable[Any] = value
+        elif type(value) is types.FunctionType:
+            cells = (look("cell", cell, None) for cell in value.__closure__ or ())
+            keywords = (value.__kwdefaults__ or {}).values()
+            parts = *cells, *(value.__defaults__ or ()), *keywords, *vars(value).values()
+        elif type(value) is types.MethodType:
+            parts = value.__func__, value.__self__
+        elif type(value) in (types.BuiltinMethodType, types.MethodWrapperType):
+            parts = (value.__self__,)
+        elif type(value) is functools.partial:
+            parts = value.func, *value.args, *value.keywords.values(), *vars(value).values()
+        else:
+            return self.was_there(value)
+        return depth > 0 and all(self.is_steady(part, depth - 1) for part in parts)
 
     def was_there(self, value: Any) -> bool:
         """Test for an object or tensor from outside, without anything of the trace in it."""
@@ -66,7 +98,7 @@ class Storable:
         watch = frames.observer()
         if is_a(value, types.BuiltinFunctionType):
             return not reaches_tracer(value)
-        return (watch is not None and watch.is_outside(value)) or is_lasting(value)
+        return (watch is not None and watch.was_outside(value)) or is_lasting(value)
 
     def is_given(self, value: Any) -> bool:
         """Test for a container that is another one in the next call: it was read from a place that

@@ -8,7 +8,7 @@ import itertools
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,6 +169,40 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
     held = {id(one.holder): one.holder for one in changes if isinstance(one.holder, dict)}
     places = {(of, key): place for of, one in held.items() for place, key in enumerate(one)}
     return sorted(changes, key=lambda one: (first[id(one.holder)], places.get(one.entry, -1)))
+
+
+def reordered(
+    changes: Sequence[Change], before: Mapping[int, Snapshot]
+) -> tuple[list[Change], list[Snapshot]]:
+    """The changes, with entries of dicts that are taken out and put in again where the function
+    has moved them; and these dicts with what they held before.
+    """
+    found, moved = [*changes], list[Snapshot]()
+    for holder in {id(one.holder): one.holder for one in changes}.values():
+        keys = {one.key for one in changes if one.holder is holder}
+        if id(holder) not in before or not is_a(holder, dict) or None in keys:
+            continue
+        old = before[id(holder)].before
+        last = [(key, item) for key, item in _behind(holder, [*old]) if key in old]
+        if last:
+            moved.append(before[id(holder)])
+        found = [
+            *(Change(holder, key, old[key], ABSENT) for key, _ in last),
+            *found,
+            *(Change(holder, key, old[key], item) for key, item in last if key not in keys),
+        ]
+    return found, moved
+
+
+def _behind(held: dict[Any, Any], old: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The entries of a dict from the first one on that is new or has been moved."""
+    places, items = {key: place for place, key in enumerate(old)}, content_of(held)
+    last = -1
+    for count, (key, _) in enumerate(items):
+        if places.get(key, -1) <= last:
+            return items[count:]
+        last = places[key]
+    return []
 
 
 def take_back(one: Change) -> None:

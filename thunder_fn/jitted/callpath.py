@@ -160,11 +160,13 @@ def put_together(
     spec: pytree.PyTreeSpec,
     repeated: Sequence[tuple[int, int]] = (),
 ) -> str:
-    """An expression for the structure with these values as leaves."""
+    """An expression for the structure with these values as leaves. `repeated` nodes are in the
+    dict `made`.
+    """
     if is_plain(structure) and not repeated:
         return _expression(structure, values, names)
     unflatten = names.bind(pytree.unflatten, "unflatten")
-    again = f", {names.bind(repeated, 'repeated')}" if repeated else ""
+    again = f", {names.bind(repeated, 'repeated')}, made" if repeated else ""
     return f"{unflatten}({names.bind(spec, 'spec')}, [{', '.join(values)}]{again})"
 
 

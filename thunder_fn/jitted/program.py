@@ -576,6 +576,8 @@ class _Execution:
         self.constants = constants
         requires_grad = any(tensor.requires_grad for tensor in values)
         self.stopped = torch.is_grad_enabled() and requires_grad
+        self.copies = dict[int, str]()
+        """The names of plain data that each call makes anew, by the identity of the model."""
         self.donated = [i for i, (position, _) in enumerate(tensors) if position in donated]
         self.writable = [
             i
@@ -627,6 +629,7 @@ class _Execution:
         values = [f"r{i}" for i in range(len(self.trace.outputs))]
         lines = [
             f"def execute({', '.join(self.leaves)}):",
+            *(["    made = {}"] if self.repeats else []),
             *self.required(),
             *self.alone([f"    {name} = {text}" for name, text in self.feeds]),
             *self.running(values),
@@ -645,6 +648,12 @@ class _Execution:
             lines += [f"    result = {result}", f"    give_away({donated})"]
             result = "result"
         return self.names.function("execute", [*lines, f"    return {result}", ""])
+
+    @property
+    def repeats(self) -> bool:
+        """Test for objects that are in the result or in places more than once."""
+        effects = (one for one in self.captured.effects if isinstance(one, Effect))
+        return bool(self.captured.repeated) or any(one.repeated for one in effects)
 
     def required(self) -> Iterator[str]:
         """Lines that let tensors require grad from the beginning, or not."""
@@ -762,9 +771,13 @@ class _Execution:
             if effect.spec is None:
                 yield f"    {unless}{stored}({holder}, {key}, {self.names.bind(ABSENT)})"
                 continue
-            fixed = iter(self.fixed(effect))
+            lines, texts = self.fixed(effect)
+            yield from lines
+            fixed = iter(texts)
             leaves = [next(given) if flag else next(fixed) for flag in effect.is_output]
-            value = put_together(skeleton(effect.spec), leaves, self.names, effect.spec)
+            value = put_together(
+                skeleton(effect.spec), leaves, self.names, effect.spec, effect.repeated
+            )
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
             elif isinstance(effect.holder, dict) and effect.key is not None:
@@ -772,13 +785,23 @@ class _Execution:
             else:
                 yield f"    {unless}{stored}({holder}, {key}, {value})"
 
-    def fixed(self, effect: Effect) -> Iterator[str]:
-        """The leaves of an effect that are no outputs."""
-        copied = self.names.bind(copy.deepcopy, "copy") if effect.anew else ""
+    def fixed(self, effect: Effect) -> tuple[list[str], list[str]]:
+        """Lines, and the leaves of an effect that are no outputs."""
+        lines, texts = list[str](), list[str]()
         for place, (leaf, flag) in enumerate(zip(effect.leaves, effect.is_output, strict=True)):
-            if not flag:
-                name = self.names.bind(leaf, "fixed")
-                yield f"{copied}({name})" if place in effect.anew else name
+            if not flag and place in effect.anew:
+                lines += self.copied(leaf)
+                texts.append(self.copies[id(leaf)])
+            elif not flag:
+                texts.append(self.names.bind(leaf, "fixed"))
+        return lines, texts
+
+    def copied(self, leaf: Any) -> Iterator[str]:
+        """The line that makes plain data anew, once for all places that have it."""
+        if id(leaf) not in self.copies:
+            self.copies[id(leaf)] = name = f"anew{len(self.copies)}"
+            copied = self.names.bind(copy.deepcopy, "copy")
+            yield f"    {name} = {copied}({self.names.bind(leaf, 'plain')})"
 
     def stored(self, position: int, values: Sequence[str]) -> str:
         """Return the text of an output that is stored outside: the very tensor that it is."""
@@ -804,17 +827,14 @@ class _Execution:
     def result(self, values: Sequence[str]) -> tuple[list[str], str]:
         """Lines, and the expression for the function's result that reads what they bind."""
         lines, texts = self.texts(values)
-        supply, made = iter(texts), dict[int, str]()
-        leaves = list[str]()
+        supply, leaves = iter(texts), list[str]()
         for place, leaf in enumerate(self.captured.out_leaves):
-            if place in self.captured.anew and id(leaf) not in made:
-                made[id(leaf)] = f"anew{place}"
-                copied, known = self.names.bind(copy.deepcopy, "copy"), self.names.literal(leaf)
-                lines.append(f"    anew{place} = {copied}({known})")
+            if place in self.captured.anew:
+                lines += self.copied(leaf)
             if leaf is TENSOR:
                 leaves.append(next(supply))
             else:
-                leaves.append(made.get(id(leaf)) or self.names.literal(leaf))
+                leaves.append(self.copies.get(id(leaf)) or self.names.literal(leaf))
         spec = self.captured.out_spec
         return lines, put_together(skeleton(spec), leaves, self.names, spec, self.captured.repeated)
 

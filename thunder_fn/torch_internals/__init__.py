@@ -178,6 +178,7 @@ from thunder_fn.torch_internals.patches import (
     compiling,
     constant_of_dynamo,
     eager_branches,
+    has_own_torch_function,
     in_dynamo,
     is_dynamo_compiling,
     is_one_graph,
@@ -201,6 +202,7 @@ from thunder_fn.torch_internals.scripts import (
     failed_in_script,
     script_state,
 )
+from thunder_fn.torch_internals.settings import SETTINGS
 from thunder_fn.torch_internals.tensors import (
     GRAD_FNS,
     GRADS,

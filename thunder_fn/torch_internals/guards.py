@@ -21,6 +21,7 @@ from thunder_fn.torch_internals.modes import (
     function_modes,
     isolated,
 )
+from thunder_fn.torch_internals.settings import settings, settings_kept
 
 
 def tensor_guard(
@@ -126,15 +127,6 @@ def _attention_kernels() -> tuple[Any, ...]:
     return (*enabled, of._get_cudnn_sdp_enabled(), *of._get_sdp_priority_order())
 
 
-def _set_attention_kernels(kernels: tuple[Any, ...]) -> None:
-    flash, efficient, math, cudnn, *order = kernels
-    torch._C._set_sdp_use_flash(flash)
-    torch._C._set_sdp_use_mem_efficient(efficient)
-    torch._C._set_sdp_use_math(math)
-    torch._C._set_sdp_use_cudnn(cudnn)
-    torch._C._set_sdp_priority_order(order)
-
-
 _KERNELS = _attention_kernels()
 
 
@@ -188,7 +180,8 @@ def flags_kept() -> Callable[[], None]:
 def state() -> Mapping[str, Any]:
     """The flags, kernels and modes that change the meaning of a PyTorch program, by name."""
     modes = {"torch function modes": kinds_of_modes(), "torch dispatch modes": dispatch_modes()}
-    return {**flags(), "attention kernels": attention_kernels(), **modes}
+    _put_in_order()
+    return {**settings(), **flags(), **modes}
 
 
 def state_kept() -> Callable[[], None]:
@@ -198,15 +191,14 @@ def state_kept() -> Callable[[], None]:
     A graph of Dynamo opens scopes by calls, such as `_grad_increment_nesting()`, and closes them by
     others, which an error keeps it from.
     """
-    put_flags_back = flags_kept()
+    _put_in_order()
+    put_flags_back, put_settings_back = flags_kept(), settings_kept()
     depth, is_dual, nesting = _depth(), _has_dual_level(), _autocast_nesting()
-    device, modes, kernels = default_device(), dispatch_modes(), attention_kernels()
+    device, modes = default_device(), dispatch_modes()
 
     def put_back() -> None:
         if default_device() != device:
             torch.set_default_device(device)
-        if attention_kernels() != kernels:
-            _set_attention_kernels(kernels)
         for _ in dispatch_modes()[len(modes) :]:
             torch._C._pop_torch_dispatch_stack(None)
         if _depth() > depth:
@@ -217,6 +209,7 @@ def state_kept() -> Callable[[], None]:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
         put_flags_back()
+        put_settings_back()
 
     return put_back
 

@@ -47,6 +47,10 @@ HIGHER_ORDER = {
     "map operator": ("torch._higher_order_ops.map", "MapImpl.__call__"),
     "strict_mode operator": ("torch._higher_order_ops.strict_mode", "StrictMode.__call__"),
     "checkpoint": ("torch.utils.checkpoint", "checkpoint"),
+    **{
+        f"random {name}": ("torch.random", name)
+        for name in ("get_rng_state", "set_rng_state", "manual_seed", "seed", "initial_seed")
+    },
     "autograd function": ("torch.autograd.function", "Function.apply.__func__"),
     "autograd function operator": (
         "torch._functorch.autograd_function",

@@ -31,6 +31,7 @@ from torch._C._dynamo.eval_frame import (
 from torch._decomp import global_decomposition_table
 
 from thunder_fn.ir.scoped import setting
+from thunder_fn.torch_internals.settings import STATE, UNKNOWN, setters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -708,7 +709,7 @@ def calls_patch(
 
     `module_call` is `nn.Module.__call__`, and `function_inputs` what `autograd.Function.apply` does
     to its inputs. `wrapped` is how torch.func's transforms wrap a tensor in a level. `random` are
-    functions of `torch.random` and `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
+    functions of `torch.cuda.random`, `streams` are `STREAM_FUNCTIONS`.
     `others` are the class `torch.Generator`, the calls of `torch.autograd.Variable` and of
     TorchScript, and `flatten_parameters`, which is what recurrent layers do to the memory of their
     weights.
@@ -721,9 +722,7 @@ def calls_patch(
     generator = [
         (owner, name.removeprefix("cuda."), make)
         for name, make in random.items()
-        for owner in (
-            (torch.cuda, torch.cuda.random) if name.startswith("cuda.") else (torch, torch.random)
-        )
+        for owner in (torch.cuda, torch.cuda.random)
     ]
     return Patch(
         (torch.nn.Module, "__call__", module_call),
@@ -739,44 +738,6 @@ def calls_patch(
     )
 
 
-STATE = (
-    "_check_sparse_tensor_invariants",
-    "_get_blas_default_backend",
-    "_get_blas_preferred_backend",
-    "_get_cpu_allow_fp16_reduced_precision_reduction",
-    "_get_cublas_allow_bf16_reduced_precision_reduction",
-    "_get_cublas_allow_fp16_accumulation",
-    "_get_cublas_allow_fp16_reduced_precision_reduction",
-    "_get_cublas_allow_tf32",
-    "_get_cudnn_allow_tf32",
-    "_get_cudnn_benchmark",
-    "_get_cudnn_depthwise_kernel",
-    "_get_cudnn_deterministic",
-    "_get_cudnn_enabled",
-    "_get_cudnn_sdp_enabled",
-    "_get_deterministic_fill_uninitialized_memory",
-    "_get_flash_sdp_enabled",
-    "_get_float32_matmul_precision",
-    "_get_fp32_precision_getter",
-    "_get_linalg_preferred_backend",
-    "_get_math_sdp_allow_fp16_bf16_reduction",
-    "_get_math_sdp_enabled",
-    "_get_mem_efficient_sdp_enabled",
-    "_get_miopen_immediate",
-    "_get_mkldnn_deterministic",
-    "_get_mkldnn_enabled",
-    "_get_nnpack_enabled",
-    "_get_onednn_allow_tf32",
-    "_get_overrideable_sdp_enabled",
-    "_get_qengine",
-    "_get_rocm_fa_preferred_backend",
-    "_get_sdp_priority_order",
-    "_get_sm_carveout_experimental",
-    "_get_warnAlways",
-    "_is_xnnpack_enabled",
-)
-"""Functions of `torch._C` by which `torch.backends` and others ask for flags of the process."""
-
 PROFILER = (torch._C._autograd._profiler_enabled, torch._C._autograd._profiler_type)
 """Functions that say whether PyTorch's profiler runs, and which one."""
 
@@ -786,8 +747,14 @@ def process_patch(
     flag: Callable[[str, Any], Callable[..., Any]],
     property_of_backends: Callable[[Any], Any],
     inference: dict[str, Callable[[Any], Any]],
+    set_of_backends: Callable[[Any], Any],
+    sets: Callable[[str, tuple[str, ...], Any], Callable[..., Any]],
+    has_override: Callable[[Any], Callable[..., bool]],
 ) -> Patch:
-    """Functions that say how PyTorch's process is configured, as ours."""
+    """Functions that say or set how PyTorch's process is configured, as ours. `sets` makes one that
+    sets something, given its name and what it sets: nothing where no function tells that.
+    `has_override` makes one that asks for classes like tensors, and for modes.
+    """
     flags = [
         (torch._C, name, functools.partial(flag, name)) for name in STATE if hasattr(torch._C, name)
     ]
@@ -806,6 +773,13 @@ def process_patch(
         *flags,
         fast,
         (torch.backends.ContextProp, "__get__", property_of_backends),
+        (torch.backends.ContextProp, "__set__", set_of_backends),
+        *((torch.overrides, name, has_override) for name in _CHECKS),
+        *((*place, functools.partial(sets, place[1], ())) for place in UNKNOWN),
+        *(
+            (owner, name, functools.partial(sets, name, names))
+            for (_, name), (owner, names) in setters().items()
+        ),
         *regions,
     )
 
@@ -815,6 +789,14 @@ _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 
 def _no_torch_function(*args: Any) -> bool:
     return False
+
+
+def has_own_torch_function(value: Any) -> bool:
+    """Test for an object of a class like a tensor, which PyTorch's functions ask."""
+    kind = value.__class__ if isinstance(value, torch.Tensor) else type(value)  # of a tracer, too
+    found = getattr(kind, "__torch_function__", None)
+    is_off = found is None or found is torch._C._disabled_torch_function_impl
+    return kind is not torch.Tensor and not is_off
 
 
 def without_torch_function_checks(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,6 +93,8 @@ class Observer(Protocol):
     """Values from outside that it reads in ways that no guard sees."""
     contents: dict[int, Snapshot]
     """Lists and dicts outside, with the content that they had."""
+    dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]]
+    """The `__dict__`s of objects outside, and what they held."""
     around: Observer | None
     """The observer of the function in which it observes bodies."""
 

@@ -20,6 +20,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.recorder import CHANGED, current
 from thunder_fn.capture.replaced.lookasides import calling_frame
+from thunder_fn.errors import UnsupportedCall
 from thunder_fn.lines import is_internal
 
 ASKED = (
@@ -80,6 +81,57 @@ def _noting_flags(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, An
     return __get__
 
 
+def _setting_flags(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """Note what flags of `torch.backends` are before they are set."""
+
+    def __set__(self: Any, obj: Any, value: Any) -> None:
+        recorder = current()
+        if recorder is not None:
+            name = f"a flag of {getattr(obj, '__name__', obj)} ({id(self)})"
+            recorder.properties.look_at_process(name, self.getter)
+        original(self, obj, value)
+
+    return __set__
+
+
+def _setting(
+    function: str, names: tuple[str, ...], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Note what settings are before a function sets them: a program that does not set them is
+    right where they have this value, and the function leaves them so.
+    """
+
+    @functools.wraps(original)
+    def put(*args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            return original(*args, **kwargs)
+        if not names:
+            what = f"the function calls `torch.{function}`, which its program would not call again"
+            raise UnsupportedCall(what, source=None, fix="Call it outside of the function.")
+        for name in names:
+            recorder.properties.look_at_process(name, internals.SETTINGS[name].get)
+        return original(*args, **kwargs)
+
+    return put
+
+
+def _overridden(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Ask for classes like tensors, and for modes of the user's: the capture's own do not count."""
+
+    @functools.wraps(original)
+    def has_torch_function(*args: Any) -> bool:
+        recorder = current()
+        if recorder is None or is_internal(calling_frame().f_code.co_filename):
+            return original(*args)
+        values = args[0] if original.__name__.endswith("has_torch_function") else args
+        modes = (type(mode).__module__ for mode in internals.function_modes())
+        is_users = any(not module.startswith("thunder_fn.") for module in modes)
+        return is_users or any(map(internals.has_own_torch_function, values))
+
+    return has_torch_function
+
+
 def _entering_inference(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """`torch.inference_mode.__enter__`: gradients go off, as under `no_grad`. Functional tensors
     have no inference mode.
@@ -115,6 +167,9 @@ _asked = internals.process_patch(
     _noting,
     _noting_flags,
     {"__enter__": _entering_inference, "__exit__": _leaving_inference},
+    _setting_flags,
+    _setting,
+    _overridden,
 )
 
 

@@ -232,6 +232,12 @@ def value_read(place: Attribute) -> Any:
     return ABSENT if known is None else known[1]
 
 
+def values_read() -> list[Any]:
+    """The values that the code has read first from attributes of modules, while it is tracked."""
+    reads = _reads.get()
+    return [] if reads is None else [value for _, value in reads[0].values()]
+
+
 def is_counter(module: torch.nn.Module, name: str) -> bool:
     """Test for an integer of a module that the code only adds to, while it is tracked. Each call
     of its program adds to it.

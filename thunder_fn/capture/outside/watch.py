@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ from thunder_fn.capture.outside.reads import (
     is_longer,
     length_of,
     seen,
+    values_read,
 )
 from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorder import Recorder, current
@@ -109,6 +110,7 @@ class Watch(Evaluator):
         self.aside: types.FrameType | None = None
         self.itself = set[int]()
         """Tuples of which no equal one can take the place, by identity."""
+        self.is_put: set[int] | None = None
         self.caches: list[tuple[dict[str, Any], str]] = []
         """Values that cached properties of distributions compute while the function runs."""
         self.unsettled: dict[tuple[str, int, Any], tuple[Any, UnsupportedCall]] = {}
@@ -121,7 +123,7 @@ class Watch(Evaluator):
         """Look at what a frame can reach, before it changes anything. Code that an import or the
         collector runs is no part of the function.
         """
-        code = frame.f_code
+        code, self.is_put = frame.f_code, None
         if self.aside is None and (is_import(frame) or is_collectors(code)):
             self.aside = frame
         if self.aside is not None:
@@ -422,15 +424,28 @@ class Watch(Evaluator):
         """Test for an object that was outside before the function ran: one that the function made
         may be met where it has been stored.
         """
-        if self.is_made(value):
-            return False
+        return not self.is_made(value) and id(value) not in self.put_outside
+
+    @property
+    def put_outside(self) -> Container[int]:
+        """The objects that are in places outside now and were in none before, by identity."""
+        if self.is_put is not None and not self.stack:
+            return self.is_put
         places = ((look(*_place(at, held)), held[1]) for at, held in self.before.items())
-        held = [([now], [old]) for now, old in places]
-        held += [(parts_in(one.container), parts_in(one.before)) for one in self.contents.values()]
+        changed = (one for one in self.contents.values() if not one.is_unchanged)
+        held = [([now], [old]) for now, old in places if now is not old]
+        held += [(parts_in(one.container), parts_in(one.before)) for one in changed]
         held += [([*now.values()], [*old.values()]) for now, old in self.dicts.values()]
-        is_among = lambda items: any(item is value for item in items)
-        is_new = any(is_among(now) and not is_among(old) for now, old in held)
-        return not is_new or any(is_among(old) for _, old in held)
+        new = {id(item) for now, _ in held for item in now}
+        old = {id(item) for _, before in held for item in before}
+        if new := new - old:
+            unchanged = (one.before for one in self.contents.values() if one.is_unchanged)
+            new -= {id(item) for before in unchanged for item in parts_in(before)}
+            known = self.contents.keys() | self.dicts.keys()
+            new -= {id(one.value) for one in self.edges.values() if id(one.holder) not in known}
+            new -= set(map(id, values_read()))
+        self.is_put = new
+        return new
 
     # ---- the end ----
 

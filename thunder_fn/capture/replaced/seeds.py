@@ -21,6 +21,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS, state_error
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
+from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import ops
@@ -314,12 +315,25 @@ def _refusal(name: str) -> UnsupportedCall:
     )
 
 
-FUNCTIONS = {
+_OF_CPU: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "get_rng_state": _get,
     "set_rng_state": _set,
     "manual_seed": _seed,
     "seed": functools.partial(_refused, "seed"),
     "initial_seed": functools.partial(_refused, "initial_seed"),
+}
+"""Replacements in captures of functions of `torch.random`, whatever name they are called by."""
+
+
+def _original(name: str) -> Callable[..., Any]:
+    function = getattr(torch.random, name)
+    return lambda *args, **kwargs: original_of(function)(*args, **kwargs)
+
+
+for _name, _make in _OF_CPU.items():
+    divert(f"random {_name}", _make(_original(_name)))
+
+FUNCTIONS = {
     "cuda.get_rng_state": _get_of_gpu,
     "cuda.set_rng_state": _set_of_gpu,
     "cuda.manual_seed": functools.partial(_seed_of_gpus, lambda: [internals.current_gpu()]),
@@ -330,4 +344,4 @@ FUNCTIONS = {
     "cuda.seed_all": functools.partial(_refused, "cuda.seed_all"),
     "cuda.initial_seed": functools.partial(_refused, "cuda.initial_seed"),
 }
-"""Replacements in captures of the functions of `torch` and `torch.cuda` of these names."""
+"""Replacements in captures of the functions of `torch.cuda` of these names."""
