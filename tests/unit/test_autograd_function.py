@@ -1185,3 +1185,42 @@ def test_gradients_through_pytorchs_own_functions_are_not_lost(name: str, differ
     }
     with pytest.raises(MissingRule, match=r"Resize|realize|autograd_function"):
         ways[differentiate]()
+
+
+def _filled(y: Tensor, p: Tensor) -> Tensor:
+    found = torch.empty(2, 3)
+    found[0], found[1] = y, y * p
+    return found
+
+
+UNRECORDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "value": lambda y, p: y * p,
+    "rows": _filled,
+    "view of rows": lambda y, p: _filled(y, p).view(6),
+    "transposed": lambda y, p: _filled(y, p).t(),
+    "changed view": lambda y, p: (y * p).view(3, 1).mul_(2),
+    "changed by a view": lambda y, p: (y * p).view(3, 1).mul_(2).view(3),
+}
+
+
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_views_of_results_without_a_recorded_backward_are_not_constants(name: str) -> None:
+    """A forward that asks for a value is no rule. Its results have no derivative, and are no constants either."""
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor, t: Tensor, p: Tensor) -> Tensor:
+            return UNRECORDED[name](y, p) if t > 0 else y
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0].reshape(-1)[:3], None, None
+
+    w, x = torch.ones(3, requires_grad=True), torch.ones(3)
+    for after in (lambda r: r, lambda r: r * 1, lambda r: r.reshape(-1), lambda r: r[:1] + 1, lambda r: r.T):
+        f = lambda x, after=after: after(Asks.apply(x, torch.linspace(1, 2, 2)[1], w))
+        assert f(x).requires_grad
+        with pytest.raises(MissingRule, match="the backward of the autograd function"):
+            tfn.jit(f)(x).sum().backward()
+        with torch.no_grad():
+            assert torch.equal(tfn.jit(f)(x), f(x))

@@ -676,10 +676,9 @@ def _apply(
         if changes is not None and changes.places:
             return _apply_in_place(recorder, call, tensors, changes)
         _check_batched(recorder, call, error)
-        found = [recorder.var_of(x) for x in tensors if internals.is_inexact(x)]
+        found = [recorder.var_of(recorder.lift(x)) for x in tensors if internals.is_inexact(x)]
         result = original(*args, **kwargs)
-        _mark(recorder, call, [var for var in found if var is not None], result)
-        return result
+        return _marked(recorder, call, [var for var in found if var is not None], result)
 
 
 def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) -> None:
@@ -698,16 +697,17 @@ def _check_batched(recorder: Recorder, call: FunctionCall, error: CaptureError) 
     raise CustomRuleError(what, fix=fix) from error
 
 
-def _mark(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: Any) -> None:
+def _marked(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: Any) -> Any:
     """Mark the results of a call of which only `forward` is recorded: nobody can differentiate
-    them.
+    them. A view is copied: one taken of it would be made again from memory without the mark.
 
     Raises:
         CustomRuleError: one is no tracer, so that nothing can say what it depends on.
     """
     if not given or not torch.is_grad_enabled():
-        return
-    for leaf in pytree.flatten(result)[0]:
+        return result
+    leaves, spec = pytree.flatten(result)
+    for place, leaf in enumerate(leaves):
         if not _is_tensor(leaf) or not internals.is_inexact(leaf):
             continue
         if not (internals.is_tracer(leaf) and recorder.owns(leaf)):
@@ -715,6 +715,9 @@ def _mark(recorder: Recorder, call: FunctionCall, given: Sequence[Var], result: 
             fix = "Return a copy of it, or pass the tensors as arguments."
             raise CustomRuleError(what, fix=fix)
         recorder.history.made_by(leaf, call.name, given)
+        if internals.base_of(leaf) is not None:
+            leaves[place] = leaf.clone()
+    return pytree.unflatten(spec, leaves)
 
 
 def _changes(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> ChangesInputs | None:
