@@ -1217,7 +1217,13 @@ def test_views_of_results_without_a_recorded_backward_are_not_constants(name: st
             return grads[0].reshape(-1)[:3], None, None
 
     w, x = torch.ones(3, requires_grad=True), torch.ones(3)
-    for after in (lambda r: r, lambda r: r * 1, lambda r: r.reshape(-1), lambda r: r[:1] + 1, lambda r: r.T):
+    for after in (
+        lambda r: r,
+        lambda r: r * 1,
+        lambda r: r.reshape(-1),
+        lambda r: r[:1] + 1,
+        lambda r: r[None].flatten(),
+    ):
         f = lambda x, after=after: after(Asks.apply(x, torch.linspace(1, 2, 2)[1], w))
         assert f(x).requires_grad
         with pytest.raises(MissingRule, match="the backward of the autograd function"):
