@@ -1203,14 +1203,17 @@ UNRECORDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("name", UNRECORDED)
-def test_views_of_results_without_a_recorded_backward_are_not_constants(name: str) -> None:
+def test_views_of_results_without_a_recorded_backward_are_not_constants(name: str, saves: bool) -> None:
     """A forward that asks for a value is no rule. Its results have no derivative, and are no constants either."""
 
     class Asks(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, y: Tensor, t: Tensor, p: Tensor) -> Tensor:
-            return UNRECORDED[name](y, p) if t > 0 else y
+            found = UNRECORDED[name](y, p) if t > 0 else y
+            ctx.save_for_backward(*[found] * saves)
+            return found
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:

@@ -117,6 +117,7 @@ class History:
         var = self.recorder.known(internals.inner_fake(tracer))
         self._off.add(var.index)
         self._made_by[var.index] = name, tuple(given)
+        self.recorder.scope.detached.pop(var.index, None)  # PyTorch has read what `ctx` saves
 
     def recorded(self, leaf: Leaf) -> None:
         """Note a recorded op. While tensors are changed in place, the first one of their types
