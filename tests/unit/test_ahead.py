@@ -106,7 +106,7 @@ def test_compiled_never_traces() -> None:
     times = []
 
     def f(x: torch.Tensor, n: int) -> torch.Tensor:
-        times.append([object(), n])  # no plain data: a program does not append it
+        times.append(n)
         return x * n
 
     compiled = tfn.jit(f).lower(TensorType(F32, (3,)), 2).compile()
@@ -121,7 +121,14 @@ def test_compiled_never_traces() -> None:
             compiled(*args)
     with torch.no_grad(), pytest.raises(TypeError, match="grad mode"):
         compiled(torch.ones(3), 2)
-    assert [n for _, n in times] == [2]
+    assert times == [2, 2]
+
+
+def test_compiled_refuses_what_no_program_does() -> None:
+    times = []
+    compiled = tfn.jit(lambda x: times.append(object()) or x * 2).lower(TensorType(F32, (3,))).compile()
+    with pytest.raises(TraceTypeError, match="the function itself changes times in each call, which no program can do"):
+        compiled(torch.ones(3))
 
 
 def test_compiled_for_a_range_of_sizes() -> None:

@@ -45,6 +45,7 @@ from thunder_fn.capture.outside.reads import (
     ABSENT,
     ARRAYS,
     PLAIN,
+    Changed,
     Reads,
     Tracked,
     attribute,
@@ -129,6 +130,9 @@ class Outside:
             found = now(edge)
             if found is edge.value or (is_same(found, edge.value, edge.kind) and not edge.is_exact):
                 continue
+            if type(edge.value) is Changed:
+                what = "which no program can do"
+                return f"the function itself changes {edge.path} in each call, {what}", None, None
             if edge.kind in ("content", "entries", "names"):
                 what = "content" if edge.kind == "content" else "set of attributes"
                 return f"the {what} of {edge.path} has changed", None, None

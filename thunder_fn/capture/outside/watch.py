@@ -302,7 +302,7 @@ class Watch(Evaluator):
         for (kind, identity, key), (holder, old) in places:
             if kind == "content" or look(kind, holder, key) is not old:
                 continue
-            path = f"{self.path(holder, 'a place')}[{key!r}]"
+            path = self.path(holder, "a place") + ("" if key is None else f"[{key!r}]")
             if is_a(old, torch.Tensor):
                 self.unwritten_tensor(kind, holder, key, path)
             elif identity not in own:
@@ -315,7 +315,7 @@ class Watch(Evaluator):
     def value_before(self, place: tuple[str, int, Any], holder: Any, old: Any) -> None:
         """Guard a place by the value that it held before."""
         kind, _, key = place
-        path = f"{self.path(holder, 'a place')}[{key!r}]"
+        path = self.path(holder, "a place") + ("" if key is None else f"[{key!r}]")
         self.edges.setdefault(place, Edge(kind, holder, key, old, path))
 
     def any_items(self) -> Iterator[tuple[tuple[str, int, Any], tuple[Any, Any]]]:
