@@ -392,27 +392,27 @@ class Elsewhere:
             return
         for place, (holder, old) in watch.before.items():
             now = look(place[0], holder, place[2])
-            if place[0] not in PLACES or now is old or now is ABSENT or has_tracers(now):
-                continue
-            self.storable.check_reach(holder, place[2], now)
-            if not self.storable.is_storable(now) and not holds_numbers(now):
-                _trace_again(watch, place, holder)
+            if place[0] in PLACES and now is not old and now is not ABSENT:
+                self._check_value(watch, place, holder, place[2], now)
         for one in changed(watch.contents.values()):
+            if id(one.container) in self.kept:
+                continue
             known = {id(item) for _, item in entries_of(one.before)}
-            for key, item in (
-                entries_of(one.container) if id(one.container) not in self.kept else ()
-            ):
-                if id(item) not in known and not has_tracers(item):
-                    self.storable.check_reach(one.container, key, item)
-                    if not self.storable.is_storable(item) and not holds_numbers(item):
-                        place = "content", id(one.container), None
-                        _trace_again(watch, place, one.container)
+            new = [(key, item) for key, item in entries_of(one.container) if id(item) not in known]
+            for key, item in new:
+                place = "content", id(one.container), None
+                self._check_value(watch, place, one.container, key, item)
 
-
-def _trace_again(watch: frames.Observer, place: tuple[str, int, Any], holder: Any) -> None:
-    """Let no later call use the trace."""
-    watch.value_before(place, holder, None)
-    watch.edges[place].value = Changed(str(place[2]))
+    def _check_value(
+        self, watch: frames.Observer, place: tuple[str, int, Any], holder: Any, key: Any, value: Any
+    ) -> None:
+        """Let no later call use the trace if a place holds an object that no program stores."""
+        if has_tracers(value):
+            return
+        self.storable.check_reach(holder, key, value)
+        if not self.storable.is_storable(value) and not holds_numbers(value):
+            watch.value_before(place, holder, None)
+            watch.edges[place].value = Changed(str(place[2]))
 
 
 def _is_elsewhere(
