@@ -560,6 +560,15 @@ def retraced_counter() -> bool:
 
 
 @different
+def stored_handle() -> bool:
+    handles = list[object]()
+    f = tfn.jit(lambda x: handles.append(object()) or x * 2)
+    results = [f(X) for _ in range(3)]
+    is_eager = len({*map(id, handles)}) == 3 and torch.equal(results[2], X * 2)
+    return is_eager and tfn.cache_info(f).misses == 3
+
+
+@different
 def no_batching_rule() -> bool:
     with pytest.warns(UserWarning, match="has no batching rule"):
         tfn.vmap(lambda a: torch.histc(a, 3))(torch.rand(2, 3))
