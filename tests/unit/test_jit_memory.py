@@ -227,6 +227,45 @@ def test_a_jitted_function_and_what_it_closes_over_go_together() -> None:
         gc.enable()
 
 
+def _of_module(module, optimizer):
+    return jit(module)
+
+
+def _of_closure(module, optimizer):
+    return jit(lambda x: module(x))
+
+
+def _of_step(module, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = module(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return jit(step)
+
+
+def _of_state(module, optimizer):
+    """The optimizer's state is a dict with tensors for keys."""
+    return jit(lambda x: (module(x), dict.fromkeys(module.parameters(), 1.0)))
+
+
+@pytest.mark.parametrize("make", [_of_module, _of_closure, _of_step, _of_state])
+def test_modules_and_optimizers_go_with_the_function(make) -> None:
+    def run() -> list[weakref.ref]:
+        module = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.Adam(module.parameters())
+        f = make(module, optimizer)
+        for _ in range(3):
+            f(torch.ones(2, 3))
+        return [weakref.ref(one) for one in (module, module.weight, optimizer)]
+
+    known = run()
+    gc.collect()
+    assert [one() for one in known] == [None] * 3
+
+
 def test_torch_func_sees_the_function() -> None:
     f = jit(body)
     x = torch.randn(3, 2)

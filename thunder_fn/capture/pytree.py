@@ -7,6 +7,7 @@ when first seen.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,7 +15,7 @@ import operator
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import optree
 import torch
@@ -31,6 +32,7 @@ from thunder_fn.ir.trace import Literal, TensorType
 
 NAMESPACE = "thunder_fn"
 PyTreeSpec = optree.PyTreeSpec
+T = TypeVar("T")
 MAX_DEPTH = 150
 """So many containers may lie in one another: Python's parser takes 200 in an expression."""
 
@@ -52,8 +54,8 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeSpec]:
             f"{what}: a list, tuple or dict in it holds itself, or a thousand lie in one another\n"
             "Break the circle, or hold them in one list."
         ) from None
-    if spec.num_nodes - len(leaves) > MAX_DEPTH:
-        _check_depth(spec)
+    if spec.num_nodes - len(leaves) > MAX_DEPTH and _depth(spec) > MAX_DEPTH:
+        raise _too_deep(spec)
     if has_dicts(spec):
         if _has_tensor_keys(spec):
             return flatten(_sortable(tree))
@@ -94,17 +96,9 @@ def flatten_up_to(spec: PyTreeSpec, tree: Any) -> list[Any]:
     return spec.flatten_up_to(_sortable(tree) if _is_unsorted(spec) else tree)
 
 
-@functools.lru_cache(maxsize=256)
-def _check_depth(spec: PyTreeSpec) -> None:
-    row, depth = [spec], 0
-    while row := [part for one in row for part in one.children()]:
-        depth += 1
-    if depth > MAX_DEPTH:
-        what = f"arguments, attributes or results are nested {depth} containers deep"
-        raise UnsupportedInput(
-            f"{what}, and at most {MAX_DEPTH} are supported", fix="Hold them in one list."
-        )
-
+_MAX_ANSWERS = 1024
+_PLAIN_KEYS = {str, int, float, bool, bytes, type(None)}
+_DICTS = (dict, collections.defaultdict, collections.OrderedDict)
 
 Repeated = tuple[tuple[int, int], ...]
 """Nodes of a tree that occur elsewhere in it, or in another tree: the number of each, and that of
@@ -265,14 +259,59 @@ def filled(leaves: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [next(supply) if leaf is TENSOR else leaf for leaf in leaves]
 
 
+def _by_structure(ask: Callable[[PyTreeSpec], T]) -> Callable[[PyTreeSpec], T]:
+    """Keep answers by structure, but for structures with keys that are objects, such as those of
+    an optimizer's state: nothing here keeps these alive.
+    """
+    known = dict[PyTreeSpec, T]()
+
+    def answer(spec: PyTreeSpec) -> T:
+        with contextlib.suppress(KeyError):
+            return known[spec]
+        found = ask(spec)
+        if len(known) >= _MAX_ANSWERS:
+            known.clear()
+        if not _has_objects(spec):
+            known[spec] = found
+        return found
+
+    return answer
+
+
 def _anywhere(test: Callable[[PyTreeSpec], bool]) -> Callable[[PyTreeSpec], bool]:
     """Test a structure and all structures in it."""
-
-    @functools.lru_cache(1024)
-    def found(spec: PyTreeSpec) -> bool:
-        return test(spec) or any(map(found, spec.children()))
-
+    found = _by_structure(lambda spec: test(spec) or any(map(found, spec.children())))
     return found
+
+
+@_by_structure
+def _depth(spec: PyTreeSpec) -> int:
+    return sum(1 for _ in _levels(spec)) - 1
+
+
+def _too_deep(spec: PyTreeSpec) -> UnsupportedInput:
+    what = f"arguments, attributes or results are nested {_depth(spec)} containers deep"
+    what, fix = f"{what}, and at most {MAX_DEPTH} are supported", "Hold them in one list."
+    return UnsupportedInput(what, fix=fix)
+
+
+def _levels(spec: PyTreeSpec) -> Iterator[list[PyTreeSpec]]:
+    """The structures in a structure, level by level."""
+    row = [spec]
+    while row:
+        yield row
+        row = [part for one in row for part in one.children()]
+
+
+def _has_objects(spec: PyTreeSpec) -> bool:
+    """Test for keys of dicts, or nodes' own data, that are no plain data."""
+    return any(
+        one.type in (_Unsorted, Object) or _has_keys(one) for row in _levels(spec) for one in row
+    )
+
+
+def _has_keys(spec: PyTreeSpec) -> bool:
+    return spec.type in _DICTS and not {*map(type, spec.entries())} <= _PLAIN_KEYS
 
 
 @_anywhere
