@@ -1233,3 +1233,33 @@ def test_views_of_results_without_a_recorded_backward_are_not_constants(name: st
             tfn.jit(f)(x).sum().backward()
         with torch.no_grad():
             assert torch.equal(tfn.jit(f)(x), f(x))
+
+
+def test_a_backward_that_differentiates_a_module_by_saved_parameters() -> None:
+    """A saved parameter and the module's own are two tensors in a trace: `jit` says so, `compile` runs it."""
+
+    class Implicit(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, module: Any, z: Tensor, *params: Tensor) -> Tensor:
+            ctx.module = module
+            ctx.save_for_backward(z, *params)
+            with torch.no_grad():
+                return module(z)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            z, *params = ctx.saved_tensors
+            with torch.enable_grad():
+                z = z.detach().requires_grad_()
+                return None, *torch.autograd.grad(ctx.module(z), (z, *params), grad)
+
+    module, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()), torch.randn(2, 3)
+    f = lambda x: Implicit.apply(module, x, *module.parameters()).sum()
+    with pytest.raises(MissingRule, match="the backward of Implicit asks autograd for gradients of saved tensors"):
+        tfn.jit(f)(x.requires_grad_()).backward()
+    found = list[Any]()
+    with pytest.warns(tfn.errors.GraphBreakWarning, match="asks autograd for gradients of saved tensors"):
+        compiled = tfn.compile(f)
+        for run in (f, compiled, compiled):
+            found.append(torch.autograd.grad(run(x), (x, *module.parameters())))
+    torch.testing.assert_close(found[1:], found[:1] * 2)

@@ -32,7 +32,7 @@ from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.replaced.autograd_functions import once
 from thunder_fn.capture.replaced.lookasides import divert, original_of
 from thunder_fn.derived.leaf_vjp import is_differentiable
-from thunder_fn.errors import CaptureError, CustomRuleError, UnsupportedCall
+from thunder_fn.errors import CaptureError, CustomRuleError, MissingRule, UnsupportedCall
 from thunder_fn.ir.rules import Mask, chosen
 from thunder_fn.ir.symbols import symbols_in
 from thunder_fn.ir.trace import Dim, Equation, Literal, TensorType, Trace, Type, Var, type_of_value
@@ -298,6 +298,10 @@ class FunctionCall(Call):
         )
 
 
+_UNFOLLOWED = "One of the differentiated Tensors does not require grad"
+"""PyTorch's words for a gradient of a tensor that autograd does not follow."""
+
+
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
@@ -429,7 +433,22 @@ class _Run:
             if any(symbols_in(primal.trace.inputs)):
                 raise
             return self._opaquely(primal, kept, given)
+        except RuntimeError as error:
+            if _UNFOLLOWED not in str(error):
+                raise
+            raise self._unfollowed() from error
         return self._gradients(primal, found)
+
+    def _unfollowed(self) -> MissingRule:
+        """Make the error for a backward that differentiates what a module computes from parameters
+        that the context has, too. While it is traced these are other tensors.
+        """
+        what = (
+            f"the backward of {self.name} asks autograd for gradients of saved tensors that it does"
+            " not compute with, such as parameters of a module that it calls"
+        )
+        fix = "Call the module with the saved tensors, by `torch.func.functional_call`."
+        return MissingRule(what, fix=fix)
 
     def _opaquely(
         self, primal: Captured, kept: Sequence[Any], given: Sequence[Any]
