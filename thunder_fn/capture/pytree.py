@@ -7,7 +7,6 @@ when first seen.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -266,13 +265,12 @@ def _by_structure(ask: Callable[[PyTreeSpec], T]) -> Callable[[PyTreeSpec], T]:
     known = dict[PyTreeSpec, T]()
 
     def answer(spec: PyTreeSpec) -> T:
-        with contextlib.suppress(KeyError):
-            return known[spec]
-        found = ask(spec)
-        if len(known) >= _MAX_ANSWERS:
-            known.clear()
-        if not _has_objects(spec):
-            known[spec] = found
+        if (found := known.get(spec)) is None:
+            found = ask(spec)
+            if len(known) >= _MAX_ANSWERS:
+                known.clear()
+            if not _has_objects(spec):
+                known[spec] = found
         return found
 
     return answer
