@@ -230,7 +230,7 @@ ADORNED: dict[str, Callable[[Tensor], Any]] = {
     "beside an object": lambda x: adorned(Box(SimpleNamespace(y=x)), w=SimpleNamespace(y=x * 2)),
     "a dataclass": lambda x: adorned(Record(x), w=x),
 }
-"""What is made of a tensor."""
+"""Results that are made of a tensor."""
 
 
 @pytest.mark.parametrize("wrap", [tfn.jit, tfn.compile])
