@@ -60,7 +60,9 @@ class Fed:
     )
 
     def feed(self, container: Any, key: Any, value: Any) -> None:
-        """Make a number, or the numbers of a tuple, inputs of the trace."""
+        """Make inputs of the trace of what a place holds: a tensor, a number, the numbers of a
+        tuple or list, or the tensors of a container.
+        """
         place = id(container), key
         if isinstance(value, torch.Tensor) and not self.has_tensor(value):
             self.tensors.append((Feed(container, key), value))
