@@ -267,14 +267,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
     With `--quick`, each scenario runs on one number of ranks, and those whose parts others have are left out.
     """
     folder, every = tmp_path_factory.mktemp("ranks"), not pytestconfig.getoption("--quick")
-    on_four = ["fsdp_losses", "save_shares", "save_codes", "attend", "load_on_three"]
+    on_four = ["fsdp_losses", "save_shares", "save_codes", "load_on_three"]
     on_two = ["ddp_losses", "load", "load_shares", "load_codes", "load_rounded", "resume", "compose", "pipelined"]
-    on_two += ["planned", "send_tokens", "beside_pytorch", "begin_apart", "stay_away", "disagree", "die"]
+    on_two += ["attend", "send_tokens", "beside_pytorch", "begin_apart", "stay_away", "disagree", "die"]
     if every:
-        on_four = ["pipelined", "save_adapters", *on_four]
-        on_two = ["attend", "overlapped", "planned_blocks", *on_two]
-    _, _, (first, second), (reducing, _) = launch(
-        folder, f"4:{','.join(on_four)}", "4:die_one_by_one", f"2:{','.join(on_two)}", "2:die_before_reducing"
+        on_four = ["pipelined", "save_adapters", "attend", *on_four]
+        on_two = ["overlapped", "planned", "planned_blocks", *on_two]
+    four, two = f"4:{','.join(on_four)}", f"2:{','.join(on_two)}"
+    _, (first, second), (reducing, _), *_ = launch(
+        folder, four, two, "2:die_before_reducing", *["4:die_one_by_one"] * every
     )
     (folder / "died.txt").write_text(first.text)
     (folder / "died_before_reducing.txt").write_text(reducing.text)
