@@ -288,3 +288,34 @@ def test_nothing_is_detached_in_place_in_inference_mode(view, where):
                 values = h(x)
             found.append([values[0].detach() * 1, *values[1:], x.requires_grad])
         assert all(map(_same, *found)), found
+
+
+TAKEN = {
+    "row": lambda x: x[0],
+    "flat": lambda x: x.view(-1),
+    "diagonal": lambda x: torch.diagonal(x, 0, 0, 1),
+    "part": lambda x: x.chunk(2)[1],
+    "view of a view": lambda x: x.T[0].unsqueeze(0),
+    "detached": lambda x: x[0].detach(),
+    "view of a detached one": lambda x: x.detach().T,
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("name", TAKEN)
+def test_views_that_were_taken_before(name, gradients):
+    def f(x):
+        with torch.set_grad_enabled(gradients):
+            view = TAKEN[name](x)
+        x.requires_grad_()
+        return view, (x.detach() * 2).sum()
+
+    for _ in range(2):
+        x, expected = torch.ones(2, 2), f(torch.ones(2, 2))[0]
+        try:
+            found = tfn.jit(f)(x)[0]
+        except UnsupportedCall as error:
+            assert "detach" not in name and "after it was used" in str(error)
+            continue
+        assert found.requires_grad == expected.requires_grad and x.requires_grad
+        assert found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()

@@ -60,6 +60,7 @@ from thunder_fn.capture.results import (
     freed_output,
     is_inner,
     is_itself,
+    is_view_of_leaf,
     output_of,
     own_leaves_of,
     shared_memory,
@@ -444,7 +445,7 @@ class _Attempt:
         late = (one for one, tracer in pairs if id(tracer) in recorder.flags.late)
         late = tuple(positions.get(id(one), one) for one in late)
         # a view made where gradients are off says later what its base requires then
-        inner = [i for i, leaf in enumerate(placed) if is_inner(leaf)]
+        inner = [i for i, leaf in enumerate(placed) if is_inner(leaf) or is_view_of_leaf(leaf)]
         followed = {*inner, *range(len(results) * self.is_off)}.difference(begun.freed)
         return _End(found, outputs, changes, atoms, fed, met, late, tuple(followed))
 

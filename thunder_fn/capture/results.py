@@ -107,6 +107,14 @@ def is_inner(leaf: Any) -> bool:
     )
 
 
+def is_view_of_leaf(leaf: Any) -> bool:
+    """Test for a view of a tensor that requires grad and has no history: a view taken before has
+    the history that its base has later, where gradients were off when it was taken.
+    """
+    base = internals.base_of(leaf) if isinstance(leaf, torch.Tensor) else None
+    return base is not None and base.requires_grad and internals.is_leaf(base) is True
+
+
 def own_leaves_of(recorder: Recorder, results: list[Any]) -> Iterator[tuple[int, bool]]:
     """Results that the function made require grad. Where gradients are off around the call, a view
     says what its base requires, in a program as in eager mode.
