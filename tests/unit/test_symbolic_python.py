@@ -74,6 +74,38 @@ def test_types_of_numbers_are_pythons(name: str) -> None:
         assert cache_info(g).misses == (4 if mode == "constant values" else 2)
 
 
+class _Tables:
+    """Holders of what is searched."""
+
+    shared = frozenset((3, 5))
+
+    def __init__(self) -> None:
+        self.counts = collections.Counter([3, 5, 5])
+
+
+TABLES, SMALL, NAMED = _Tables(), {3: "three", 5: "five"}, {3: 1, "3": 2, None: 3}
+SEARCHES: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "literal": (lambda n: n in {3, 5}, 3),
+    "dict": (lambda n: SMALL[n] if n in SMALL and n > 1 else "none", 3),
+    "counter": (lambda n: 0.5 ** TABLES.counts[n] if n in TABLES.counts else 1.0, 3),
+    "of the class": (lambda n: n in TABLES.shared, 3),
+    "other keys": (lambda n: n in NAMED, 2),
+    "sum": (lambda n: n + 1 in {4, 6}, 3),
+    "large": (lambda n: n in {*range(3, 40, 2)}, 6),
+    "numbers that are equal": (lambda n: n in {3.0, 5}, 6),
+    "built": (lambda n: n in {n, 2}, 6),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_of_a_table_is_a_decision_about_its_keys(name: str) -> None:
+    f, programs = SEARCHES[name]
+    g = jit(lambda x, n: (x * n, f(n)), cache="symbolic values")
+    for n in (3, 4, 5, 7, 9, 600, 5, 4):
+        assert g(torch.ones(2), n)[1] == f(n)
+    assert cache_info(g).misses == programs
+
+
 POWERS: dict[str, Callable[[Any], Any]] = {
     "operator": lambda n: 0.999**n,
     "pow": lambda n: math.pow(0.999, n),

@@ -307,9 +307,16 @@ def test_options_that_change_beside_what_else_changes(schedule: str, moving: str
     assert tfn.cache_info(f).misses <= 5
 
 
-def test_a_schedule_inside_the_step() -> None:
+@pytest.mark.parametrize(
+    ("make", "programs"),
+    [  # one for each answer about the epoch
+        (lambda opt: optim.lr_scheduler.StepLR(opt, 2, 0.5), 3),
+        (lambda opt: optim.lr_scheduler.MultiStepLR(opt, [2, 4, 4]), 4),
+    ],
+)
+def test_a_schedule_inside_the_step(make: Any, programs: int) -> None:
     torch.manual_seed(0)
-    sides = [Side(small, adam, lambda opt: optim.lr_scheduler.StepLR(opt, 2, 0.5)) for _ in "ab"]
+    sides = [Side(small, adam, make) for _ in "ab"]
 
     def step(side: Side, x: torch.Tensor) -> torch.Tensor:
         side.opt.zero_grad()
@@ -324,7 +331,7 @@ def test_a_schedule_inside_the_step() -> None:
         x = torch.full((2, 3), float(call))
         assert_same(step(sides[0], x), f(x), f"call {call}")
         assert_same(sides[0].state(), sides[1].state(), f"after call {call}")
-    assert tfn.cache_info(f).misses == 3  # one for each answer about the epoch
+    assert tfn.cache_info(f).misses == programs
 
 
 def test_a_tensor_as_lr_is_read_where_it_is() -> None:

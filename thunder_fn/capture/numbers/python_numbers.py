@@ -29,6 +29,7 @@ from thunder_fn.capture.numbers.arithmetic import (
     math_function,
     math_power,
 )
+from thunder_fn.capture.numbers.membership import hash_in_table
 from thunder_fn.ir.trace import Dim, Expr, TensorType
 from thunder_fn.lines import OWN_FILES
 from thunder_fn.version import FOLDER
@@ -124,6 +125,15 @@ def _answer_users(kind: Any, base: Any, number: type) -> None:
         setattr(kind, f"__{make.__name__}__", _answer(number, make, otherwise))
 
 
+def _hash(self: Any) -> int:
+    """The hash of an int. A search of a table is a decision about its keys."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    if _knows_symbols(frame.f_code.co_filename):
+        return torch.SymInt.__hash__(self)
+    found = hash_in_table(self, frame)
+    return hash(int(self)) if found is None else found
+
+
 def _unary(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args: as_python(method(self, *args))
 
@@ -217,6 +227,7 @@ for _made in (
 ):
     _complete(*_made)
     _answer_users(*_made)
+Int.__hash__ = _hash  # type: ignore[assignment]
 for _name in ("neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"):
     setattr(
         Bool,
