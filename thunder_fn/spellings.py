@@ -24,6 +24,14 @@ _BY_FUNCTION = (
 )
 _DYNAMO = "Write `torch.compiler.{}`: thunder_fn has no such switch of its own."
 
+_OF_COMPILED = {
+    "as_text": "Write `tfn.jit(f).lower(x).text()`.",
+    "cost_analysis": "Write `tfn.jit(f).lower(x).cost()`.",
+    "memory_analysis": "Write `tfn.jit(f).lower(x).memory()`.",
+    "runtime_executable": "Write `tfn.last_traces(f)`.",
+}
+_ARGUMENTS = "They are those that `lower` was called with."
+
 ELSEWHERE: dict[str, dict[str, str]] = {
     "thunder_fn": {
         "make_jaxpr": "Write `tfn.trace(f, x)`.",
@@ -139,6 +147,23 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "thunder_fn:custom_jvp": {
         "defjvps": "Write one rule for all arguments: `f.defjvp(rule)`.",
+    },
+    "thunder_fn:Jitted": {
+        "trace": "Write `tfn.trace(f, x)`, or `tfn.jit(f).lower(x)`.",
+        "eval_shape": "Write `tfn.eval_shape(f, x)`.",
+        "clear_cache": "Write `tfn.clear_caches()`.",
+        **_OF_COMPILED,
+    },
+    "thunder_fn:Lowered": {
+        "as_text": "Write `text()`.",
+        "compiler_ir": "Write `chain`, whose steps are traces.",
+        "cost_analysis": "Write `cost()`.",
+        "out_info": "Write `tfn.eval_shape(f, x)`.",
+        "args_info": _ARGUMENTS,
+        "in_tree": _ARGUMENTS,
+        "in_avals": _ARGUMENTS,
+        "donate_argnums": _ARGUMENTS,
+        "out_tree": "Write `tfn.eval_shape(f, x)`.",
     },
     "thunder_fn.debug": {
         "breakpoint": "Write `tfn.debug.callback(lambda x: breakpoint(), x)`.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn.errors import JitError, TracedFunctionError, TraceTypeError, UnsupportedInput
+from thunder_fn.errors import PortableError, TracedFunctionError, TraceTypeError, UnsupportedInput
 from thunder_fn.ir.trace import Dim, Expr, TensorType, type_of_value
 
 F32 = torch.float32
@@ -162,8 +164,27 @@ def test_modules_are_lowered_too() -> None:
     lowered = model.lower(TensorType(F32, (3, 4)))
     assert "linear" in lowered.text() or "addmm" in lowered.text()
     assert lowered.memory().peak > 0
-    with pytest.raises(JitError, match="Jit a function that calls the module"):
-        lowered.compile()
-    compiled = tfn.jit(lambda x: model(x)).lower(TensorType(F32, (3, 4))).compile()
-    x = torch.randn(3, 4)
-    assert (compiled(x) == model(x)).all()
+
+
+def test_compiled_modules_have_the_tensors_of_the_module(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    jitted, x = tfn.jit(model), torch.randn(3, 4)
+    for _ in range(2):
+        compiled = jitted.lower(TensorType(F32, (3, 4))).compile()
+        for _ in range(2):
+            before = model[1].running_mean.clone()
+            expected = copy.deepcopy(model)(x)
+            found = compiled(x)
+            assert (found == expected).all() and (model[1].running_mean != before).any() == model.training
+            found.sum().backward()
+            assert model[0].weight.grad is not None
+            with torch.no_grad():
+                model[2].weight.mul_(2)
+                model[0].weight.grad = None
+        with pytest.raises(TraceTypeError, match="Sequential was compiled for another call"):
+            compiled(x.double())
+        model.eval()
+    tfn.save(jitted.lower(x), tmp_path / "model")
+    assert (tfn.load(tmp_path / "model")(x) == model(x)).all()
+    with pytest.raises(PortableError, match="changes a tensor that it closes over"):
+        tfn.save(jitted.train().lower(x), tmp_path / "model")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import copy
+import functools
 import importlib.metadata
 import pickle
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+import warnings
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -1000,3 +1003,50 @@ def test_dynamo_compiles_nothing_of_ours_between_parts() -> None:
     """Autograd calls a backward of ours while Dynamo watches: `requires_grad_` of an argument parts the step."""
     done = subprocess.run([sys.executable, "-c", PARTS], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+async def waits(x: torch.Tensor) -> torch.Tensor:
+    await asyncio.sleep(0)
+    return x.sin() * 2
+
+
+async def gives(x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+    for scale in (1, 2):
+        await asyncio.sleep(0)
+        yield x * scale
+
+
+async def collected(x: torch.Tensor) -> list[torch.Tensor]:
+    return [one async for one in gives(x)]
+
+
+class Waits(nn.Module):
+    async def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return await waits(x) + 1
+
+
+def runs(x: torch.Tensor) -> torch.Tensor:
+    return asyncio.run(waits(x)) if x.sum() > 0 else x
+
+
+WAITING: dict[str, tuple[Any, bool]] = {
+    "function": (waits, True),
+    "partial": (functools.partial(waits), True),
+    "generator": (collected, True),
+    "module": (Waits(), True),
+    "inside of a part": (runs, False),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_coroutines_run_as_they_are(name: str) -> None:
+    """Dynamo fails where a graph in a coroutine ends."""
+    f, is_awaited = WAITING[name]
+    compiled = tfn.compile(f)
+    for x in (torch.ones(2), torch.ones(3), -torch.ones(2)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = compiled(x)
+        found = asyncio.run(found) if is_awaited else found
+        expected = asyncio.run(f(x)) if is_awaited else f(x)
+        assert all(map(same, found, expected)) and len(found) == len(expected)

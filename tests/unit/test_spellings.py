@@ -187,14 +187,25 @@ NAMES: dict[str, str] = {
         " save_any_names_but_these save_only_these_names save_from_both_policies save_and_offload_only_these_names"
     ),
     "thunder_fn.custom_jvp": "defjvp defjvps",
+    "jit(f)": "lower trace eval_shape clear_cache as_text cost_analysis memory_analysis",
+    "jit(f).lower(x)": (
+        "as_text compile compiler_ir cost_analysis out_info args_info in_tree in_avals donate_argnums out_tree"
+    ),
+    "jit(f).lower(x).compile()": "as_text cost_analysis memory_analysis runtime_executable",
+}
+OWNERS: dict[str, Callable[[], Any]] = {
+    "thunder_fn": lambda: tfn,
+    "thunder_fn.custom_jvp": lambda: tfn.custom_jvp(loss),
+    "jit(f)": lambda: tfn.jit(loss),
+    "jit(f).lower(x)": lambda: tfn.jit(loss).lower(X),
+    "jit(f).lower(x).compile()": lambda: tfn.jit(loss).lower(X).compile(),
 }
 
 
 @pytest.mark.parametrize("module", NAMES)
 def test_a_name_is_here_or_says_what_to_write(module: str) -> None:
-
-    owner = operator.attrgetter(module.removeprefix("thunder_fn."))(tfn) if "." in module else tfn
-    owner = owner(loss) if module.endswith("custom_jvp") else owner
+    make = OWNERS.get(module)
+    owner = operator.attrgetter(module.removeprefix("thunder_fn."))(tfn) if make is None else make()
     for name in NAMES[module].split():
         try:
             getattr(owner, name)

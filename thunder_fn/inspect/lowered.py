@@ -4,12 +4,14 @@ them.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thunder_fn.errors import JitError, PortableError, TraceTypeError
+from thunder_fn.errors import PortableError, TraceTypeError
 from thunder_fn.executors import wait
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import CostReport, cost_of_chain
@@ -17,7 +19,9 @@ from thunder_fn.inspect.memory_use import Memory, memory_of
 from thunder_fn.jitted import Jitted
 from thunder_fn.jitted.call import call_key, read_call
 from thunder_fn.jitted.dynamic import find, reason
+from thunder_fn.jitted.modules.module import jit_of
 from thunder_fn.portable import PortableFunction
+from thunder_fn.spellings import no_such_name
 
 if TYPE_CHECKING:
     from thunder_fn.inspect.machines import Machine
@@ -38,7 +42,13 @@ class Lowered:
     """
 
     chain: Chain
-    is_module: bool = False
+    function: Callable[[], Lowered] | None = None
+    """For a module, the same of its call as a function, which closes over its tensors."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_name("thunder_fn:Lowered", name)
 
     def text(self) -> str:
         """The text of the programs: one, or the forward and the backward where an argument
@@ -60,18 +70,11 @@ class Lowered:
         Law: ``jit(f).lower(*args).compile()(*args)`` is ``f(*args)``. Called with arguments of
             other types, numbers or structure it is a TraceTypeError. With `jit(f, dynamic={...})`
             it serves all sizes within the bounds.
-
-        Raises:
-            JitError: a module was jitted.
         """
+        if self.function is not None:
+            return self.function().compile()
         jitted = self.chain.jitted
         assert jitted is not None, "`chain` brings it"
-        if self.is_module:
-            what = "lower: a compiled program has the tensors of a module as arguments"
-            raise JitError(
-                what,
-                fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
-            )
         wait()
         return Compiled(jitted.fn, jitted.options, jitted.programs)
 
@@ -80,14 +83,11 @@ class Lowered:
 
         Raises:
             PortableError: the program does something besides computing results and writing to
-                arguments; or a module was jitted.
+                arguments.
         """
+        if self.function is not None:
+            return self.function().portable()
         found = self.chain.portable
-        if self.is_module:
-            found = PortableError(
-                "save: a program has the tensors of a module as arguments",
-                fix="Jit a function that calls the module: `jit(lambda x: model(x)).lower(x)`.",
-            )
         if not isinstance(found, PortableFunction):
             raise found or PortableError("save: the chain has no program")
         return found
@@ -100,7 +100,17 @@ def lower(
     jitted: Jitted | torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Lowered:
     """Make the programs of a call of a jitted function or module. Nothing is run."""
-    return Lowered(chain(jitted, *args, **kwargs), isinstance(jitted, torch.nn.Module))
+    lowered = chain(jitted, *args, **kwargs)
+    if not isinstance(jitted, torch.nn.Module):
+        return Lowered(lowered)
+    inner = jit_of(jitted)
+
+    @functools.wraps(inner.module.forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return inner.module(*args, **kwargs)
+
+    call.__name__ = type(inner.module).__name__
+    return Lowered(lowered, lambda: Jitted(call, inner.options).lower(*args, **kwargs))
 
 
 class Compiled(Jitted):

@@ -41,6 +41,7 @@ from thunder_fn.jitted.guards import call_path
 from thunder_fn.jitted.modules.containers import Filling, finish
 from thunder_fn.jitted.options import JitOptions, Options, check_argnums
 from thunder_fn.jitted.program import Entry, build, capture_call, is_followed
+from thunder_fn.spellings import no_such_name
 from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lookasides
 from thunder_fn.structured.call import bind_call
 
@@ -131,6 +132,11 @@ class Jitted(Generic[P, R]):
         for part in name.split("."):
             found = getattr(found, part, None)
         return name if found is self else (type(self), (self.fn, self.options))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_such_name("thunder_fn:Jitted", name)
 
     @property
     def traced(self) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import math
 import sys
@@ -650,10 +651,23 @@ class TooManyPrograms(Exception):
     """Dynamo keeps as many programs of one code object as it may, and is asked for another."""
 
 
+_in_parts: list[Patch] = []
+_CAN_WAIT = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def _or_can_wait(is_generator: Callable[[types.CodeType], bool]) -> Callable[..., bool]:
+    """Replace Dynamo's question for code that it leaves as it is: of coroutines it makes graphs,
+    and fails where one ends.
+    """
+    return lambda code: (
+        is_generator(code) or (_in_parts[0] in _here.patches and bool(code.co_flags & _CAN_WAIT))
+    )
+
+
 @contextlib.contextmanager
 def in_dynamo() -> Generator[None]:
     """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator,
-    outside of graphs.
+    outside of graphs, and leave coroutines as they are.
 
     Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If
     there are too many it would run the code as it is, and only log that. Its configuration is that
@@ -662,15 +676,16 @@ def in_dynamo() -> Generator[None]:
     Raises:
         TooManyPrograms: there are `PROGRAMS` programs of the code already.
     """
-    from torch._dynamo import config, exc
+    from torch._dynamo import config, convert_frame, exc
 
+    if not _in_parts:
+        _in_parts.append(Patch((convert_frame, "is_generator", _or_can_wait)))
     limits: dict[str, Any] = {
         "recompile_limit": PROGRAMS,
         "accumulated_recompile_limit": sys.maxsize,
     }
-    with config.patch(
-        {**limits, "use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}
-    ):
+    options = {"use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}
+    with config.patch({**limits, **options}), _in_parts[0].applied():
         try:
             yield
         except exc.FailOnRecompileLimitHit as error:
