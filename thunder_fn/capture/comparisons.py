@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.outside.reads import builtin_of, length_of
 from thunder_fn.ir.trace import Literal, as_dim
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -14,14 +15,17 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 
 def entries_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """The entries of a container, with their keys."""
-    return iter(container.items() if isinstance(container, dict) else enumerate(container))
+    """The entries of a container, with their keys, by the methods of its builtin class."""
+    kind = builtin_of(container)
+    is_dict = issubclass(kind, dict)
+    return iter(kind.items(container) if is_dict else enumerate(kind.__iter__(container)))
 
 
 def has_keys_of(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """Test whether a dict has the keys that it had, in the same order."""
-    pairs = zip(now, before, strict=False)
-    return len(now) == len(before) and all(is_like(new, old) for new, old in pairs)
+    pairs = zip(entries_of(now), entries_of(before), strict=False)
+    same = all(is_like(new, old) for (new, _), (old, _) in pairs)
+    return same and length_of(now) == length_of(before)
 
 
 def type_of(tensor: torch.Tensor) -> tuple[Any, ...]:

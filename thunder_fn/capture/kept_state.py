@@ -13,7 +13,7 @@ from typing import Any
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.comparisons import entries_of, has_keys_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
-from thunder_fn.capture.outside.reads import ABSENT
+from thunder_fn.capture.outside.reads import ABSENT, length_of
 from thunder_fn.capture.places import Entry, Feed, Snapshot, held_at
 from thunder_fn.capture.renewed import Form
 from thunder_fn.ir.text import program_text, run_text
@@ -89,17 +89,14 @@ class KeptState:
 
     def _matches(self, one: Snapshot) -> bool:
         container, before = one.container, one.before
-        if len(container) != len(before):
+        if length_of(container) != len(before):
             return False
-        if isinstance(container, dict):
-            return has_keys_of(container, before) and all(
-                is_like(item, container.get(key, ABSENT))
-                or self._is_fed(container, key, container.get(key, ABSENT))
-                for key, item in before.items()
-            )
+        if isinstance(container, dict) and not has_keys_of(container, before):
+            return False
+        pairs = zip(entries_of(container), entries_of(before), strict=True)
         return all(
             is_like(item, now) or self._is_fed(container, key, now)
-            for key, (item, now) in enumerate(zip(before, container, strict=True))
+            for (key, now), (_, item) in pairs
         )
 
     def _is_fed(self, container: Any, key: Any, now: Any) -> bool:
@@ -116,8 +113,8 @@ class KeptState:
             if isinstance(one.container, dict)
             for key, item in one.before.items()
             if is_numeric(item)
-            and type(one.container.get(key)) is type(item)
-            and not is_like(item, one.container[key])
+            and type(now := dict.get(one.container, key)) is type(item)
+            and not is_like(item, now)
         }
         return (self.wanted | changed) - self.refused
 

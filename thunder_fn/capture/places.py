@@ -19,7 +19,16 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.edges import look, store
-from thunder_fn.capture.outside.reads import ABSENT, HOLDERS, builtin_of, content_of, is_a
+from thunder_fn.capture.outside.reads import (
+    ABSENT,
+    HOLDERS,
+    builtin_of,
+    content_of,
+    copy_of,
+    drop,
+    fill,
+    is_a,
+)
 from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.symbols import Symbol
@@ -182,7 +191,7 @@ def put(holder: Any, key: Any, value: Any) -> None:
     elif isinstance(holder, types.CellType):
         store("cell", holder, key, value)
     elif key is APPENDED:
-        _extend(holder, value)
+        fill(holder, value)
     elif key is PREPENDED:
         refill(holder, [*value, *content_of(holder)][: getattr(holder, "maxlen", None)])
     elif key is None:
@@ -190,7 +199,7 @@ def put(holder: Any, key: Any, value: Any) -> None:
     elif not is_a(holder, HOLDERS):
         store("attr", holder, key, value)
     elif value is ABSENT:
-        builtin_of(holder).pop(holder, key, None)
+        drop(holder, key)
     else:
         builtin_of(holder).__setitem__(holder, key, value)
 
@@ -263,7 +272,7 @@ class Snapshot:
 
 def snapshot(container: Any) -> Snapshot:
     """Note what a container holds."""
-    before = builtin_of(container).copy(container)
+    before = copy_of(container)
     if type(before) is dict and "state" in before:
         before["state"] = held_in(before["state"])
     return Snapshot(container, before)
@@ -272,12 +281,7 @@ def snapshot(container: Any) -> Snapshot:
 def refill(container: Any, content: Any) -> None:
     """Replace the whole content of a list, deque, set or dict."""
     builtin_of(container).clear(container)
-    _extend(container, content)
-
-
-def _extend(container: Any, content: Any) -> None:
-    kind = builtin_of(container)
-    (kind.update if issubclass(kind, (dict, set)) else kind.extend)(container, content)
+    fill(container, content)
 
 
 def _identities(container: Any) -> Any:

@@ -167,7 +167,11 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
     """Sort the changes of each dict by its keys: new entries come in this order."""
     first = {id(one.holder): place for place, one in reversed([*enumerate(changes)])}
     held = {id(one.holder): one.holder for one in changes if isinstance(one.holder, dict)}
-    places = {(of, key): place for of, one in held.items() for place, key in enumerate(one)}
+    places = {
+        (of, key): place
+        for of, one in held.items()
+        for place, (key, _) in enumerate(content_of(one))
+    }
     return sorted(changes, key=lambda one: (first[id(one.holder)], places.get(one.entry, -1)))
 
 

@@ -780,7 +780,7 @@ class _Execution:
             )
             if effect.key is GRAD:
                 yield f"    {holder}.grad = {value}"
-            elif isinstance(effect.holder, dict) and effect.key is not None:
+            elif type(effect.holder) is dict and effect.key is not None:
                 yield f"    {unless}{holder}[{key}] = {value}"
             else:
                 yield f"    {unless}{stored}({holder}, {key}, {value})"

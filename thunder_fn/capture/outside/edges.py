@@ -21,6 +21,7 @@ from thunder_fn.capture.outside.reads import (
     PLAIN,
     builtin_of,
     dict_of,
+    drop,
     is_a,
     seen,
 )
@@ -137,7 +138,7 @@ def store(kind: str, holder: Any, key: Any, value: Any) -> None:
         case "key" | "index" if not is_a(holder, CONTAINERS):  # such as os.environ
             holder.pop(key, None) if value is ABSENT else operator.setitem(holder, key, value)
         case "key" if value is ABSENT:
-            builtin_of(holder).pop(holder, key, None)
+            drop(holder, key)
         case "key" | "index" if value is not ABSENT:
             builtin_of(holder).__setitem__(holder, key, value)
         case "attr" | "class" if value is ABSENT:

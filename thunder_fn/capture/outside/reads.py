@@ -425,6 +425,35 @@ def content_of(value: Any) -> list[Any]:
     return list(kind.items(value) if is_a(value, dict) else kind.__iter__(value))
 
 
+def copy_of(value: Any) -> Any:
+    """Copy a list, deque, set or dict by its builtin class. `copy` of a subclass may run methods of
+    the user's: its `__init__`, `keys`, `__iter__` or `__getitem__`.
+    """
+    kind = builtin_of(value)
+    if type(value) is kind:
+        return value.copy()
+    limits = (deque.maxlen.__get__(value),) if kind is deque else ()
+    return kind(content_of(value), *limits)
+
+
+def fill(value: Any, content: Any) -> None:
+    """Add items to a list, deque, set or dict by its builtin class; see `copy_of`."""
+    match builtin_of(value):
+        case kind if issubclass(kind, dict):
+            for key, item in content_of(content):
+                kind.__setitem__(value, key, item)
+        case kind if issubclass(kind, set):
+            kind.update(value, content)
+        case kind:
+            kind.extend(value, content)
+
+
+def drop(value: Any, key: Any) -> None:
+    """Remove a key from a dict by its builtin class, if it is there; see `copy_of`."""
+    if dict.__contains__(value, key):
+        builtin_of(value).__delitem__(value, key)
+
+
 def length_of(value: Any) -> int:
     """The number of items in a container, by its builtin class."""
     return int(builtin_of(value).__len__(value))
