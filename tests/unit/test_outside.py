@@ -10,6 +10,8 @@ import decimal
 import functools
 import gc
 import importlib
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import math
@@ -970,6 +972,24 @@ def test_what_an_import_runs_is_no_part_of_the_function(monkeypatch: pytest.Monk
         for name in ("a_library_that_draws", "a_package_that_draws"):
             sys.modules.pop(name, None)
         frames.is_machinery.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: importlib.util.find_spec("optree") is not None,
+        lambda: importlib.util.find_spec("no_such_package") is None,
+        lambda: importlib.util.find_spec("xml.dom.minidom") is not None,
+        lambda: importlib.metadata.version("optree") != "0",
+        lambda: importlib.import_module("xml.sax.handler") is not None,
+    ],
+)
+def test_which_packages_there_are_is_no_question_about_files(ask: Any) -> None:
+    """Transformers asks in the `forward` of Mamba."""
+    jitted = jit(lambda x: x * (2 if ask() else 3))
+    for _ in range(2):
+        assert torch.equal(jitted(X), X * 2)
+    assert cache_info(jitted).misses == 1
 
 
 def test_what_is_imported_may_come_go_and_be_no_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ _KNOWN = {
 }
 
 
-_TOOLS = ("_pytest", "pluggy", "hypothesis")
+_PASSED_OVER = ("_pytest", "pluggy", "hypothesis", "importlib", "_frozen_importlib")
 _WORDS = frozenset(name for _, names in _NAMES for name in names.split())
 _ANSWERED = frozenset(
     id(code)
@@ -120,13 +120,18 @@ def is_heard(known: Any) -> bool:
     return not isinstance(known, type) or _code_of(known) is not None
 
 
-def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
-    """Test whether code of a library, with these globals, names such a function. What a test tool
-    asks to report a failed assertion is of no interest. The environment is a library's
-    configuration: `torch.cuda.is_available` reads it.
+def is_passed_over(names: dict[str, Any]) -> bool:
+    """Test for the globals of code whose answers are of no interest: of a test tool that reports a
+    failed assertion, and of Python where it looks for packages.
     """
-    module = names.get("__name__", "")
-    if module.startswith(_TOOLS) or not is_stateful(module, code.co_name):
+    return bool(names.get("__name__", "").startswith(_PASSED_OVER))
+
+
+def asks_anew(code: types.CodeType, names: dict[str, Any]) -> bool:
+    """Test whether code of a library, with these globals, names such a function. The environment is
+    a library's configuration: `torch.cuda.is_available` reads it.
+    """
+    if is_passed_over(names) or not is_stateful(names.get("__name__", ""), code.co_name):
         return False
     if not any(name in _WORDS or id(names.get(name)) in _KNOWN for name in code.co_names):
         return False

@@ -31,6 +31,7 @@ from thunder_fn.capture.outside.anew import (
     asks_anew,
     is_baked,
     is_dropped,
+    is_passed_over,
     known_as,
     library_called,
     name_of,
@@ -192,6 +193,8 @@ class Watch(Evaluator):
             return
         called = library_called(frame, mine.code)
         if called is None or (back := called.f_back) is None or is_dropped(back):
+            return
+        if is_passed_over(called.f_globals):
             return
         place = mine.code.co_filename, back.f_lineno
         spans = (
