@@ -37,7 +37,8 @@ def made(kind: type, args: list[Any], log: list[str]) -> Any:
         return method
 
     names = [name for name in dir(kind) if callable(getattr(kind, name)) and name not in QUIET]
-    made = type("Users", (kind,), {name: noted(name) for name in names if name not in ("fromkeys", "__missing__")})(*args)
+    methods = {name: noted(name) for name in names if name not in ("fromkeys", "__missing__")}
+    made = type("Users", (kind,), methods)(*args)
     log.clear()
     return made
 
