@@ -63,6 +63,30 @@ def test_a_package_is_the_function(package: str) -> None:
             compiled(torch.randn(rows, 3))
 
 
+def counted(x: torch.Tensor, bound: int | None = None) -> torch.Tensor:
+    start = (torch.tensor(0), torch.tensor([0.5]), torch.tensor(1.5), x)
+    step = lambda i, a, b, x: (i + 1, a * 2, b + a.sum(), x.sin() * b)
+    return tfn.while_loop(lambda i, a, b, x: i < 3, step, start, max_steps=bound)[3]
+
+
+LOOPS: dict[str, Any] = {
+    "while_loop": counted,
+    "gradient": tfn.grad(lambda x: counted(x, 4).sum()),
+    "vmap": tfn.vmap(counted),
+    "fori_loop": lambda x: tfn.fori_loop(0, 3, lambda i, c: (c[0] * 2, c[1] + c[0]), (torch.tensor(0.5), x))[1],
+    "scan": lambda x: tfn.scan(lambda c, row: (c + 1, row * c), torch.tensor(0), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_that_begin_with_numbers(name: str, tmp_path: Path) -> None:
+    f, x = LOOPS[name], torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = torch._inductor.aoti_compile_and_package(tfn.export(f, (x,)), package_path=str(tmp_path / "f.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), f(x))
+
+
 def test_a_program_in_cpp_runs_a_package(package: str, tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(MAIN)
     library = Path(torch.__file__).parent / "lib"

@@ -117,6 +117,8 @@ class Exported(torch.nn.Module):
         super().__init__()
         self.function = function
         self.names: dict[int, str] = {}
+        self.numbers: set[int] = set()
+        """Tensors without dims, which are held with one: AOTInductor begins no loop with those."""
         self.is_detached = has_rules(function.trace)
         for inner in subtraces(function.trace):
             for constant in inner.constants:
@@ -128,8 +130,15 @@ class Exported(torch.nn.Module):
         name = self.names[id(tensor)] = f"constant_{len(self.names)}"
         if isinstance(tensor, torch.nn.Parameter):
             self.register_parameter(name, tensor)
+        elif tensor.dim() == 0:
+            self.numbers.add(id(tensor))
+            self.register_buffer(name, tensor.detach().reshape(1))
         else:
             self.register_buffer(name, tensor.detach())
+
+    def _held(self, key: int) -> torch.Tensor:
+        held = getattr(self, self.names[key])
+        return held.reshape(()) if key in self.numbers else held
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the trace on what `torch.export` passes."""
@@ -144,7 +153,7 @@ class Exported(torch.nn.Module):
             _assert(relation, numbers)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         extra = [value_at(leaves, place) for place in function.arguments.extra]
-        constants = {key: getattr(self, name) for key, name in self.names.items()}
+        constants = {key: self._held(key) for key in self.names}
         outputs = Running(numbers, constants).run(function.trace, [*tensors, *extra])
         if self.is_detached:
             outputs = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in outputs)
