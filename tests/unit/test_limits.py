@@ -569,6 +569,14 @@ def stored_handle() -> bool:
 
 
 @different
+def stored_argument() -> bool:
+    log: list[dict[str, torch.Tensor]] = []
+    batch = {"x": X}
+    tfn.jit(lambda batch: log.append(batch) or batch["x"] * 2)(batch)
+    return log[0].keys() == batch.keys() and log[0]["x"] is X and log[0] is not batch
+
+
+@different
 def no_batching_rule() -> bool:
     with pytest.warns(UserWarning, match="has no batching rule"):
         tfn.vmap(lambda a: torch.histc(a, 3))(torch.rand(2, 3))
