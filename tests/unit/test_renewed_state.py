@@ -362,6 +362,12 @@ def test_a_container_of_tensors_is_state(step: Step, change: Callable[[Any], Non
         assert picture(ours, found) == picture(theirs, want), call
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_container_in_two_places_of_a_module(kind: str) -> None:
+    """A program in which two places held one container is none for two that hold two."""
+    test_a_container_of_tensors_is_state(beside_another, the_very_container, kind, "module")
+
+
 @pytest.mark.parametrize("how", ["closed", "module outside", "module"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", ONCE)

@@ -208,7 +208,8 @@ class Elsewhere:
         parts = {id(part) for part in state.tensors}
         is_read = one.is_read or (watch is not None and ("key", *one.entry) in watch.edges)
         within = state.within | parts_of(one.now).within
-        is_alone = not any(_is_elsewhere(part, one.entry, reached, within) for part in parts)
+        held = parts.union(map(id, state.containers))  # a tuple elsewhere leads to its tensors
+        is_alone = not any(_is_elsewhere(part, one.entry, reached, within) for part in held)
         return state if is_alone and (is_read or not used.isdisjoint(parts)) else None
 
     def _numbers_wanted(self, one: Change, state: Parts) -> set[Entry]:
