@@ -8,19 +8,22 @@ to its places in each call: it reads a `Feed` and applies an `Effect` or an `Upd
 
 from __future__ import annotations
 
+import array
 import copy
+import operator
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import iadd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import numpy
 import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.reads import (
     ABSENT,
+    ARRAYS,
     HOLDERS,
     builtin_of,
     content_of,
@@ -28,6 +31,7 @@ from thunder_fn.capture.outside.reads import (
     drop,
     fill,
     is_a,
+    seen,
 )
 from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.rules import chosen
@@ -163,7 +167,7 @@ class Update:
         """Store the value, or the sum of it and what the place has now."""
         place = self.kind, self.holder, self.key
         value = copy.deepcopy(self.value) if self.is_anew else self.value
-        store(*place, iadd(look(*place), value) if self.is_added else value)
+        store(*place, operator.iadd(look(*place), value) if self.is_added else value)
 
 
 def held_at(holder: Any, key: Any) -> Any:
@@ -248,6 +252,13 @@ class Change:
         return id(self.holder), self.key
 
 
+def is_changeable(value: Any) -> bool:
+    """Test for numbers in memory of their own, which a function may change in place."""
+    if is_a(value, numpy.ndarray):
+        return value.flags.writeable
+    return is_a(value, (bytearray, array.array))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """A container and a copy of it: what it held before."""
@@ -271,7 +282,9 @@ class Snapshot:
 
 
 def snapshot(container: Any) -> Snapshot:
-    """Note what a container holds."""
+    """Note what a container or a buffer holds."""
+    if is_a(container, ARRAYS):
+        return Snapshot(container, copy.copy(container))
     before = copy_of(container)
     if type(before) is dict and "state" in before:
         before["state"] = held_in(before["state"])
@@ -279,12 +292,18 @@ def snapshot(container: Any) -> Snapshot:
 
 
 def refill(container: Any, content: Any) -> None:
-    """Replace the whole content of a list, deque, set or dict."""
+    """Replace the whole content of a list, deque, set, dict or buffer."""
+    if is_a(container, ARRAYS):
+        whole: Any = ... if is_a(container, numpy.ndarray) else slice(None)
+        operator.setitem(cast("Any", container), whole, content)
+        return
     builtin_of(container).clear(container)
     fill(container, content)
 
 
 def _identities(container: Any) -> Any:
+    if is_a(container, ARRAYS):
+        return seen(container)
     if isinstance(container, dict):
         return [id(part) for pair in content_of(container) for part in pair]
     found = map(id, content_of(container))

@@ -136,7 +136,8 @@ def store(kind: str, holder: Any, key: Any, value: Any) -> None:
         case "cell":
             holder.cell_contents = value
         case "key" | "index" if not is_a(holder, CONTAINERS):  # such as os.environ
-            holder.pop(key, None) if value is ABSENT else operator.setitem(holder, key, value)
+            of_key = (holder, key) if value is ABSENT else (holder, key, value)
+            (operator.delitem if value is ABSENT else operator.setitem)(*of_key)
         case "key" if value is ABSENT:
             drop(holder, key)
         case "key" | "index" if value is not ABSENT:

@@ -23,6 +23,8 @@ class Moment:
     Args:
         counted, before, contents: the places to which the function writes, as an observer has them.
             Those that it finds later held then what they held at first.
+        others: what the function may change and a program does not: buffers of numbers, and the
+            hooks and parts of modules.
         is_of_trace: tests for a value of the trace. Such values are not given back, but for those
             of this moment.
     """
@@ -30,6 +32,7 @@ class Moment:
     counted: Places
     before: Places
     contents: Mapping[int, Snapshot]
+    others: Mapping[int, Snapshot]
     is_of_trace: Callable[[Any], bool]
     values: Mapping[Place, Any] = field(default_factory=dict[Place, Any])
     held: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
@@ -37,7 +40,7 @@ class Moment:
     def now(self) -> Moment:
         """Make the present moment."""
         values = {place: look(place[0], on, place[2]) for place, on, _ in self._known()}
-        held = {of: snapshot(one.container) for of, one in self.contents.items()}
+        held = {of: snapshot(one.container) for of, one in self._held().items()}
         return replace(self, values=values, held=held)
 
     def __call__(self) -> None:
@@ -53,7 +56,7 @@ class Moment:
             is_asked = other is None or other.values.get(place, old) is not value
             if is_kept and is_asked and look(kind, holder, key) is not value:
                 store(kind, holder, key, value)
-        for of, first in self.contents.items():
+        for of, first in self._held().items():
             one = self.held.get(of, first)
             is_imports = one.container is sys.modules  # what is imported stays imported
             is_kept = of in self.held or not self.is_of_trace(one.before)
@@ -109,6 +112,9 @@ class Moment:
 
     def __hash__(self) -> int:
         return hash(Moment)
+
+    def _held(self) -> Mapping[int, Snapshot]:
+        return {**self.contents, **self.others}
 
     def _known(self) -> list[tuple[Place, Any, Any]]:
         known = {**self.counted, **self.before}

@@ -8,6 +8,7 @@ import gc
 import io
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
 from itertools import islice
@@ -50,7 +51,7 @@ from thunder_fn.capture.outside.reads import (
     module_of,
     nbytes_of,
 )
-from thunder_fn.capture.places import Snapshot, snapshot
+from thunder_fn.capture.places import Snapshot, is_changeable, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
 from thunder_fn.capture.stored import is_of_trace
@@ -60,8 +61,8 @@ from thunder_fn.ir.text import escaped
 MAX_ARRAY_BYTES = 4096
 """Arrays of NumPy are guarded by content up to this size, and refused beyond."""
 
-MANY = 10_000
-"""Items of longer containers are not looked into."""
+MANY, LARGE = 10_000, 1 << 26
+"""Items of longer containers are not looked into, bytes of larger buffers not kept."""
 _DEEP = 6
 """The number of steps from a value to what it leads to."""
 
@@ -109,7 +110,7 @@ class Reached:
         self.added: set[tuple[str, int, Any]] = set()
         self.changing: dict[int, set[str]] = {}
         """The places whose old value nothing else reads, as in `before`."""
-        self.contents: dict[int, Snapshot] = {}
+        self.contents, self.others = dict[int, Snapshot](), dict[int, Snapshot]()
         self.dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         """The `__dict__`s of objects, and what they held when they were met."""
         self.made, self.touched, self.built = set[int](), set[int](), dict[int, Any]()
@@ -206,6 +207,9 @@ class Reached:
         for name, part in module.named_modules():
             self.outside.setdefault(id(part), (part, f"{path}.{escaped(name)}"))
             self.module_states.add(id(part.__dict__))
+            for key, held in tuple(part.__dict__.items()):
+                if key.startswith("_") and type(held) in (dict, OrderedDict, set):
+                    self.others[id(held)] = snapshot(held)
             for kind in internals.HOOKS[:2]:
                 for hook in getattr(part, kind, {}).values():
                     self.reach(hook, getattr(hook, "__name__", "hook"), depth - 1)
@@ -412,6 +416,8 @@ class Reached:
         """Compare an array of numbers by content, if it is small."""
         if is_a(value, ARRAYS):
             self.outside.setdefault(id(value), (value, path))
+            if is_changeable(value) and id(value) not in self.others and nbytes_of(value) <= LARGE:
+                self.others[id(value)] = snapshot(value)
             if has_objects(value):
                 for item in value.flat:
                     self.reach(item, path)

@@ -421,7 +421,7 @@ class Watch(Evaluator):
     @property
     def first_moment(self) -> Moment:
         """The moment before the function ran."""
-        return Moment(self.counted, self.before, self.contents, is_of_trace)
+        return Moment(self.counted, self.before, self.contents, self.others, is_of_trace)
 
     def was_outside(self, value: Any) -> bool:
         """Test for an object that was outside before the function ran: one that the function made
