@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import array
+import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
-from thunder_fn.errors import GraphBreakWarning, ThunderError
+from thunder_fn.errors import GraphBreakWarning, ThunderError, UnsupportedCall
 
 
 def state() -> types.SimpleNamespace:
@@ -106,3 +107,64 @@ def test_what_compile_runs_in_parts_changes_once(name: str) -> None:
         tfn.compile(make(ours))(torch.ones(3))
     make(theirs)(torch.ones(3))
     assert str(view(ours)) == str(view(theirs))
+
+
+def counted() -> Iterator[int]:
+    yield from range(9)
+
+
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "generator": counted,
+    "list": lambda: iter([*range(9)]),
+    "map": lambda: map(int, range(9)),
+    "zip": lambda: (one for one, _ in zip(range(9), range(9), strict=True)),
+    "count": itertools.count,
+    "cycle": lambda: itertools.cycle([0, 1, 2]),
+    "loader": lambda: iter(torch.utils.data.DataLoader(torch.arange(9))),  # type: ignore[arg-type]
+}
+DRAWS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "next": lambda s, x: x * next(s.it),
+    "a loop": lambda s, x: next(x * one for one in s.it),
+    "two": lambda s, x: x * next(s.it) + next(s.it),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("name", ITERATORS)
+def test_what_is_drawn_is_not_drawn_twice(name: str, draw: str) -> None:
+    """An iterator cannot be put back, so the function is refused before it draws."""
+    s = types.SimpleNamespace(it=ITERATORS[name]())
+    with pytest.raises(UnsupportedCall, match=r"draws from s\.it, .* from outside"):
+        tfn.jit(lambda x: DRAWS[draw](s, x))(torch.ones(3))
+    if draw != "a loop":  # in a generator of its own
+        assert int(next(s.it)) == 0
+
+
+def test_compile_draws_what_eager_mode_draws() -> None:
+    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+        it = counted()
+        return lambda x: x * next(it)
+
+    f, x = make(), torch.ones(3)
+    with pytest.warns(GraphBreakWarning):
+        compiled = tfn.compile(make())
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_a_draw_that_does_not_happen() -> None:
+    it, new = counted(), types.SimpleNamespace(it=counted())
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * next(it) if len(x) == 2 else x * 2
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        new.it = iter([2.0, 3.0])
+        return x * next(new.it)
+
+    x = torch.ones(3)
+    for one in (f, g):
+        jitted = tfn.jit(one)
+        assert all(torch.equal(jitted(x), 2 * x) for _ in range(2))
+    assert torch.equal(tfn.jit(lambda x: x * next(itertools.repeat(2.0)))(x), 2 * x)
+    assert next(it) == 0

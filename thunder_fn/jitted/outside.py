@@ -38,7 +38,7 @@ from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
-from thunder_fn.capture.outside.kinds import progress_of, reference_to
+from thunder_fn.capture.outside.kinds import drawn_error, progress_of, reference_to
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
@@ -549,14 +549,7 @@ def _refuse_search(f: Callable[..., Any], watch: Watch) -> None:
 def _refuse(f: Callable[..., Any], watch: Watch) -> None:
     for value, path, progress in watch.drawn.values():
         if progress is None or progress_of(value) != progress:
-            raise UnsupportedCall(
-                f"{callable_name(f)} draws from {path}, {kind_of(value)} from outside, which gives"
-                " something else in each call",
-                source=source_of(f),
-                fix=(
-                    "Draw from it outside of the function, and pass what it gives as an argument."
-                ),
-            )
+            raise drawn_error(callable_name(f), path, value, source_of(f))
     for path, name in watch.states.items():
         raise state_error(
             f"{callable_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)

@@ -169,6 +169,13 @@ class _Reader:
         if other is not stack and len(other) == len(stack):
             self.at[offset] = [_either(a, b) for a, b in zip(other, stack, strict=True)]
 
+    def draw(self, of: Source) -> None:
+        """Note that an item is drawn from an iterator, whatever the code decides: nothing has
+        branched before.
+        """
+        if of is not None and not self.at and not self.is_dead:
+            self.use(("drawn", of))
+
     # ---- the stack ----
 
     def pop(self, count: int) -> list[Source]:
@@ -537,8 +544,9 @@ def _begin_loop(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("FOR_ITER")
 def _next_item(r: _Reader, one: dis.Instruction) -> None:
-    r.at.setdefault(one.argval, [*r.stack, None] if _NEW_LOOP else r.stack[:-1])
     of = r.stack[-1] if r.stack else None
+    r.draw(of)
+    r.at.setdefault(one.argval, [*r.stack, None] if _NEW_LOOP else r.stack[:-1])
     r.push(None if of is None else ("each", of))
 
 
@@ -830,6 +838,8 @@ def _pass_on(r: _Reader, call: _Call) -> bool:
     r.push_any(
         [*call.known, ("built", tuple(call.known))] if call.called[1] == "dict" else call.known
     )
+    if call.called[1] == "next":
+        r.draw(call.arguments[0])
     if call.called[1] == "map":  # and the results of the function
         r.stack[-1] = ("any", (None, *call.known))
     return True

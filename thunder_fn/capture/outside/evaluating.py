@@ -47,6 +47,8 @@ from thunder_fn.capture.outside.kinds import (
     Super,
     answers_of,
     classes_in,
+    drawn_error,
+    is_iterator,
     is_lasting,
     is_library_module,
     is_of_library,
@@ -440,6 +442,20 @@ class Evaluator(Attributes):
         for value in self.value(of, frame, memo):
             found += value if is_a(value, str) else self.items(value, path)
         return found
+
+    def drawn_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
+        """Refuse a draw from an iterator from outside before it happens: it cannot be undone.
+
+        Raises:
+            UnsupportedCall: an item is to be drawn from one.
+        """
+        of, uses = source[1], (*frame.reading.settled, *frame.reading.open)
+        is_written = any(one[0] in ("before", "counted") and one[1] is of for one in uses if one)
+        for value in () if is_written else self.value(of, frame, memo):
+            is_same = is_a(value, itertools.repeat)  # each item is the same
+            if not self.is_made(value) and is_iterator(value) and not is_same:
+                raise drawn_error(frame.code.co_name, self.path(value, text(of)), value)
+        return ()
 
     def attribute_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
         """An attribute, by any of its names."""
@@ -1018,6 +1034,7 @@ RULES: dict[str, Callable[..., Sequence[Any]]] = {
     "shown": Evaluator.shown_values,
     "joined": lambda *_: (),
     "each": Evaluator.each_values,
+    "drawn": Evaluator.drawn_values,
     "attr": Evaluator.attribute_values,
     "item": Evaluator.item_values,
     "in": Evaluator.contained_values,

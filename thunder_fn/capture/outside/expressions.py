@@ -33,6 +33,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("any", sources)             one of several
     ("built", sources)           a new container of these
     ("call", target, arguments)  the result of a call
+    ("drawn", of)                an item is drawn from it, before the code branches
     ("whole", of)                all that a container holds counts
     ("import", name, level, is_whole)  a module; its first package unless `is_whole`
     ("given", target, of)        an argument of a call
@@ -217,6 +218,7 @@ def _is_live(source: Any, names: set[str], gives: bool) -> bool:
             | "item"
             | "in"
             | "each"
+            | "drawn"
             | "whole"
             | "fields"
             | "inplace"
@@ -293,7 +295,7 @@ def text(source: Source) -> str:
             return f"{text(target)}(...)"
         case ("super", *_):
             return "super()"
-        case ("whole" | "each" | "fields", of):
+        case ("whole" | "each" | "drawn" | "fields", of):
             return text(of)
         case ("given", _, of):
             return text(of)

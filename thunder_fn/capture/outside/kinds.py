@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import io
 import operator
 import os
 import sys
@@ -36,6 +37,8 @@ from thunder_fn.capture.outside.reads import (
     is_a,
     module_of,
 )
+from thunder_fn.errors import UnsupportedCall, kind_of
+from thunder_fn.ir.sources import Source
 
 _NO_READS = frozenset(
     ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
@@ -369,6 +372,25 @@ def is_opaque(value: Any) -> bool:
         module.partition(".")[0] in _SETTLED
         or hasattr(type(value), "__next__")
         or fields_of(value) is not None
+    )
+
+
+def is_iterator(value: Any) -> bool:
+    """Test for an iterator whose steps are not seen: of C, of a library, or a stream to read."""
+    if is_a(value, NO_FIELDS) or (step := getattr(type(value), "__next__", None)) is None:
+        return False
+    if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
+        return False  # its frames are seen
+    return not is_a(value, io.IOBase) or value.closed or value.readable()  # such as `sys.stdout`
+
+
+def drawn_error(name: str, path: str, value: Any, source: Source | None = None) -> UnsupportedCall:
+    """Make the error for a function that draws from an iterator from outside."""
+    return UnsupportedCall(
+        f"{name} draws from {path}, {kind_of(value)} from outside, which gives something else in"
+        " each call",
+        source=source,
+        fix="Draw from it outside of the function, and pass what it gives as an argument.",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
-import io
 import types
 import weakref
 from collections import OrderedDict
@@ -22,11 +21,12 @@ from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, look
 from thunder_fn.capture.outside.effects import Effects
-from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
+from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file
 from thunder_fn.capture.outside.kinds import (
     NO_FIELDS,
     VIEWS,
     is_code,
+    is_iterator,
     is_lasting,
     is_namespace,
     is_of_library,
@@ -434,14 +434,7 @@ class Reached:
         """Note the position of an iterator from outside. One that does not tell it is drawn from
         where it is used.
         """
-        if (
-            not is_a(value, NO_FIELDS)
-            and (step := getattr(type(value), "__next__", None)) is not None
-        ):
-            if is_a(step, types.FunctionType) and is_watched(step.__code__, step.__module__):
-                return  # its frames are seen
-            if is_a(value, io.IOBase) and not value.closed and not value.readable():
-                return  # a stream to write to, such as `sys.stdout`
+        if is_iterator(value):
             progress = progress_of(value)
             if progress is not None or is_used:
                 self.drawn.setdefault(id(value), (value, path, progress))
