@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_every_error_has_a_page() -> None:
 
 def test_names_of_other_packages_are_told_in_names_that_exist() -> None:
     """`tfn.remat` raises and says `tfn.checkpoint`."""
-    made = {
+    made: dict[str, Any] = {
         "custom_jvp": thunder_fn.custom_jvp(torch.sin),
         "Jitted": thunder_fn.jit(torch.sin),
         "Lowered": thunder_fn.jit(torch.sin).lower(torch.ones(2)),
