@@ -66,7 +66,8 @@ def described(
         pieces += ["and with it", after] if "made" in traces else []
     pieces += [what, *_place(transform, error)]
     if isinstance(before, Trace) and isinstance(after, Trace):
-        pieces += [*_constants(before, after), *_where(case, before, after)]
+        given = error.inputs if isinstance(error, LawBroken) else None
+        pieces += [*_constants(before, after), *_where(case, before, after, given)]
     if keeps is not None and "plain" in traces and "made" not in traces:
         pieces += _wrong_part(
             transform, keeps, before, arguments_of(before, case.trace, case.inputs)
@@ -142,12 +143,16 @@ def _name(transform: Callable[[Trace], Trace]) -> str:
     return name.replace("<lambda>", "the transform")
 
 
-def _where(case: AnyCase, before: Trace, after: Trace) -> list[str]:
-    """The first equation whose value the other trace does not compute."""
+def _where(
+    case: AnyCase, before: Trace, after: Trace, given: Sequence[Any] | None = None
+) -> list[str]:
+    """The first equation whose value the other trace does not compute, on inputs that were given
+    or on those of the case.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            arguments = arguments_of(before, case.trace, case.inputs)
+            arguments = given or arguments_of(before, case.trace, case.inputs)
             found = first_difference(before, after, arguments)
     except Exception:  # noqa: BLE001 - a wrong trace may not run
         return []

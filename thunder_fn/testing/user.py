@@ -95,6 +95,7 @@ from thunder_fn.testing.laws.promises import (
     has_lines,
     law_of_promise,
 )
+from thunder_fn.testing.laws.special import keeps_special_values
 from thunder_fn.testing.laws.threads import laws_of_functions
 from thunder_fn.testing.reports import AnyCase, described
 from thunder_fn.testing.schemas import in_turn
@@ -774,12 +775,13 @@ def _keeps_values(transform: Transform, trace: Trace, inputs: Inputs) -> bool:
     want = values_of(trace, inputs)
     have = values_of(new, inputs)
     rtol = tolerance(trace, computed=True)
-    if not is_tame(want):
+    if is_tame(want):
+        close(floats(have), floats(want), rtol, "the transformed trace", made=new)
+        agree(others(have), others(want), "the transformed trace", made=new)
+    else:
         what, shown = "the transformed trace", (floats(have), floats(want))
         close(_finite(have), _finite(want), rtol, what, shown=shown, made=new)
-        return True
-    close(floats(have), floats(want), rtol, "the transformed trace", made=new)
-    agree(others(have), others(want), "the transformed trace", made=new)
+    keeps_special_values(trace, new, inputs)
     return True
 
 
@@ -792,11 +794,15 @@ def _first_change(what: str, old: Sequence[Type], new: Sequence[Type]) -> str:
 
 
 def _finite(values: Values) -> tuple[torch.Tensor, ...]:
-    """The floating values with 1 for NaN, 2 for infinity and 3 for what is very large."""
-    return tuple(
-        torch.where(x.isnan(), 1.0, torch.where(x.isinf(), 2.0, 3.0)) if not is_tame((x,)) else x
-        for x in floats(values)
-    )
+    """The floating values with 1 for NaN, 2 for infinity, -2 for that below 0, and 3 for what is
+    very large.
+    """
+    return tuple(x if is_tame((x,)) else _kind_of_each(x) for x in floats(values))
+
+
+def _kind_of_each(x: torch.Tensor) -> torch.Tensor:
+    infinite = 2.0 * x.sign() if x.is_floating_point() else 2.0
+    return torch.where(x.isnan(), 1.0, torch.where(x.isinf(), infinite, 3.0))
 
 
 @law_of

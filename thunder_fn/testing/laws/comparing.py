@@ -49,6 +49,12 @@ class LawBroken(AssertionError):
         )
         self.what = what
         self.traces = traces
+        self.inputs: Sequence[Any] | None = None
+
+    def on(self, inputs: Sequence[Any]) -> LawBroken:
+        """Note the inputs that show it, if they are not those that the law was given."""
+        self.inputs = inputs
+        return self
 
 
 def holds(condition: bool, what: str, **traces: Trace) -> None:
