@@ -908,6 +908,15 @@ def test_values_are_compared_where_the_trace_changes(transform: Any, count: int)
     assert search.coverage.applied["keeps values"] == count
 
 
+def test_what_pytorch_gives_types_for_and_does_not_compute_breaks_no_law() -> None:
+    """Its `sub` has a type with `alpha=True`, and refuses to compute it on floats."""
+    (differences,) = (one for one in USERS if one.__name__ == "differences_as_sums")
+    case = Case(Program((VECTOR,), (Step("aten.sub.Tensor", (0, 0, 5)),)))
+    assert "alpha=True" in str(case.trace)
+    search = Search(differences, Promised())
+    assert [search.error_of(law, case.trace, case.inputs) for law in search.laws] == [None] * len(search.laws)
+
+
 def test_an_overload_that_the_code_names_is_no_other() -> None:
     """Names of the package, such as `put`, are ops of ATen, too: they took the place of what the code is about."""
     assert vocabulary(permuted_once) == ("aten.permute.default",)

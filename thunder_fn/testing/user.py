@@ -579,6 +579,7 @@ class Search:
             said = self.laws[name](trace, inputs)
         except Exception as error:  # noqa: BLE001 - a wrong transform may raise anything
             try:
+                values_of(trace, inputs)  # PyTorch may refuse what it gives types for
                 if name in self.of_identity:
                     self.of_identity[name](trace, inputs)
             except Exception:  # noqa: BLE001
