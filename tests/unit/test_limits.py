@@ -569,6 +569,13 @@ def stored_handle() -> bool:
 
 
 @different
+def made_leaf() -> bool:
+    made = tfn.jit(lambda x: torch.nn.Linear(3, 2)(x))
+    x = torch.ones(3)
+    return not made(x).requires_grad and made(x.requires_grad_()).requires_grad
+
+
+@different
 def stored_argument() -> bool:
     log: list[dict[str, torch.Tensor]] = []
     batch = {"x": X}
