@@ -140,10 +140,15 @@ def test_what_is_drawn_is_not_drawn_twice(name: str, draw: str) -> None:
         assert int(next(s.it)) == 0
 
 
-def test_compile_draws_what_eager_mode_draws() -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_compile_draws_what_eager_mode_draws(branches: bool) -> None:
     def make() -> Callable[[torch.Tensor], torch.Tensor]:
         it = counted()
-        return lambda x: x * next(it)
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            return x * next(it) if branches and len(x) == 3 else x * next(it) * 2
+
+        return f
 
     f, x = make(), torch.ones(3)
     with pytest.warns(GraphBreakWarning):

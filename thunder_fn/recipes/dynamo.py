@@ -200,8 +200,12 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
 
 @contextmanager
 def _unchanging(f: Compiled) -> Generator[None]:
-    """Refuse numbers that Python draws inside: in a trace they would be constants."""
+    """Refuse numbers that Python draws inside: in a trace they would be constants. Refuse to draw
+    from iterators from outside before it happens: the parts draw again.
+    """
     before, watch = host_random.state(), observer()
+    if watch is not None:
+        watch.is_wary = True
     yield
     generator = host_random.drawn_since(before) or (
         None if watch is None else watch.moved_generator()

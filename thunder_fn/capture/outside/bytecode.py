@@ -170,11 +170,9 @@ class _Reader:
             self.at[offset] = [_either(a, b) for a, b in zip(other, stack, strict=True)]
 
     def draw(self, of: Source) -> None:
-        """Note that an item is drawn from an iterator, whatever the code decides: nothing has
-        branched before.
-        """
-        if of is not None and not self.at and not self.is_dead:
-            self.use(("drawn", of))
+        """Note that an item is drawn from an iterator, and whether the code has branched before."""
+        if of is not None and not self.is_dead:
+            self.use(("drawn", of, bool(self.at)))
 
     # ---- the stack ----
 

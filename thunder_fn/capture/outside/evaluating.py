@@ -115,6 +115,8 @@ class Evaluator(Attributes):
         self.done: dict[Any, Done] = {}
         """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
+        self.is_wary = False
+        """Set where a function that is refused runs in parts: draws are refused that may happen."""
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
         self.methods: set[tuple[type, types.CodeType]] = set()
@@ -444,12 +446,16 @@ class Evaluator(Attributes):
         return found
 
     def drawn_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """Refuse a draw from an iterator from outside before it happens: it cannot be undone.
+        """Refuse a draw from an iterator from outside before it happens: it cannot be undone. One
+        that may not happen, as the code branches before, is refused where that costs little.
 
         Raises:
             UnsupportedCall: an item is to be drawn from one.
         """
-        of, uses = source[1], (*frame.reading.settled, *frame.reading.open)
+        _, of, is_later = source
+        if is_later and not self.is_wary:
+            return ()
+        uses = (*frame.reading.settled, *frame.reading.open)
         is_written = any(one[0] in ("before", "counted") and one[1] is of for one in uses if one)
         for value in () if is_written else self.value(of, frame, memo):
             is_same = is_a(value, itertools.repeat)  # each item is the same

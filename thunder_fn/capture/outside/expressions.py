@@ -33,7 +33,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("any", sources)             one of several
     ("built", sources)           a new container of these
     ("call", target, arguments)  the result of a call
-    ("drawn", of)                an item is drawn from it, before the code branches
+    ("drawn", of, is_later)      an item is drawn from it, after the code has branched or before
     ("whole", of)                all that a container holds counts
     ("import", name, level, is_whole)  a module; its first package unless `is_whole`
     ("given", target, of)        an argument of a call
@@ -295,7 +295,7 @@ def text(source: Source) -> str:
             return f"{text(target)}(...)"
         case ("super", *_):
             return "super()"
-        case ("whole" | "each" | "drawn" | "fields", of):
+        case ("whole" | "each" | "fields", of) | ("drawn", of, _):
             return text(of)
         case ("given", _, of):
             return text(of)

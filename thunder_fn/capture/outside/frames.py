@@ -95,6 +95,8 @@ class Observer(Protocol):
     """Lists and dicts outside, with the content that they had."""
     dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]]
     """The `__dict__`s of objects outside, and what they held."""
+    is_wary: bool
+    """Whether it refuses draws from iterators outside that may not happen."""
     around: Observer | None
     """The observer of the function in which it observes bodies."""
 
