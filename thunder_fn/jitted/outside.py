@@ -430,6 +430,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch = Watch(f, parts)
+    watch.refused_draws = (False,)
     before = internals.state()
     watched = Watched([], watch.first_moment, internals.state_kept())
     for value in given:

@@ -205,7 +205,7 @@ def _unchanging(f: Compiled) -> Generator[None]:
     """
     before, watch = host_random.state(), observer()
     if watch is not None:
-        watch.is_wary = True
+        watch.refused_draws = (False, True)
     yield
     generator = host_random.drawn_since(before) or (
         None if watch is None else watch.moved_generator()

@@ -15,7 +15,7 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,8 +115,8 @@ class Evaluator(Attributes):
         self.done: dict[Any, Done] = {}
         """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
-        self.is_wary = False
-        """Set where a function that is refused runs in parts: draws are refused that may happen."""
+        self.refused_draws: Container[bool] = ()
+        """Draws from iterators outside that are refused: that happen (False), that may (True)."""
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
         self.methods: set[tuple[type, types.CodeType]] = set()
@@ -446,14 +446,14 @@ class Evaluator(Attributes):
         return found
 
     def drawn_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """Refuse a draw from an iterator from outside before it happens: it cannot be undone. One
-        that may not happen, as the code branches before, is refused where that costs little.
+        """Refuse a draw from an iterator from outside before it happens, where no program can draw:
+        it cannot be undone. As the code may branch before, some do not happen.
 
         Raises:
             UnsupportedCall: an item is to be drawn from one.
         """
         _, of, is_later = source
-        if is_later and not self.is_wary:
+        if is_later not in self.refused_draws:
             return ()
         uses = (*frame.reading.settled, *frame.reading.open)
         is_written = any(one[0] in ("before", "counted") and one[1] is of for one in uses if one)

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -95,8 +95,8 @@ class Observer(Protocol):
     """Lists and dicts outside, with the content that they had."""
     dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]]
     """The `__dict__`s of objects outside, and what they held."""
-    is_wary: bool
-    """Whether it refuses draws from iterators outside that may not happen."""
+    refused_draws: Container[bool]
+    """The draws from iterators outside that it refuses: that happen (False), that may (True)."""
     around: Observer | None
     """The observer of the function in which it observes bodies."""
 
