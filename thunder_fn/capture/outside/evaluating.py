@@ -116,7 +116,9 @@ class Evaluator(Attributes):
         """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
         self.refused_draws: Container[bool] = ()
-        """Draws from iterators outside that are refused: that happen (False), that may (True)."""
+        """The draws from iterators outside that are refused: False stands for those before any
+        branch, True for those after one. Eager transforms refuse none.
+        """
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
         self.methods: set[tuple[type, types.CodeType]] = set()
@@ -446,8 +448,8 @@ class Evaluator(Attributes):
         return found
 
     def drawn_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """Refuse a draw from an iterator from outside before it happens, where no program can draw:
-        it cannot be undone. As the code may branch before, some do not happen.
+        """Refuse a draw from an iterator from outside before it happens: it cannot be undone. Which
+        draws are refused, `refused_draws` says: one after a branch may never happen.
 
         Raises:
             UnsupportedCall: an item is to be drawn from one.

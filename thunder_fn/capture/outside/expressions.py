@@ -33,7 +33,7 @@ Source: TypeAlias = tuple[Any, ...] | None
     ("any", sources)             one of several
     ("built", sources)           a new container of these
     ("call", target, arguments)  the result of a call
-    ("drawn", of, is_later)      an item is drawn from it, after the code has branched or before
+    ("drawn", of, is_later)      an item is drawn from it; `is_later`: after the code has branched
     ("whole", of)                all that a container holds counts
     ("import", name, level, is_whole)  a module; its first package unless `is_whole`
     ("given", target, of)        an argument of a call

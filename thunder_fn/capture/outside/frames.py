@@ -96,7 +96,7 @@ class Observer(Protocol):
     dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]]
     """The `__dict__`s of objects outside, and what they held."""
     refused_draws: Container[bool]
-    """The draws from iterators outside that it refuses: that happen (False), that may (True)."""
+    """The draws from iterators outside that it refuses, by whether the code has branched before."""
     around: Observer | None
     """The observer of the function in which it observes bodies."""
 
