@@ -93,6 +93,30 @@ def test_as_torch_func(name: str) -> None:
     assert_same(found, expected)
 
 
+INTEGERS: dict[str, Callable[[Any], Any]] = {
+    "argmax": torch.argmax,
+    "comparison": lambda v: (v > 0).any(),
+    "cast": lambda v: v.sum().to(torch.uint8),
+    "constant": lambda v: torch.tensor(3),
+}
+OF_INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda f, g: f.grad(g)(A),
+    "value": lambda f, g: f.grad_and_value(g)(A),
+    "two arguments": lambda f, g: f.grad(lambda v, w: g(v * w), argnums=(0, 1))(A, B),
+    "aux": lambda f, g: f.grad(lambda v: (g(v), v.sum()), has_aux=True)(A),
+    "examples": lambda f, g: f.vmap(f.grad(g))(X),
+    "second": lambda f, g: f.grad(lambda v: (f.grad(g)(v) * v).sum())(A),
+}
+
+
+@pytest.mark.parametrize("is_jitted", (False, True), ids=("plain", "jit"))
+@pytest.mark.parametrize("value", INTEGERS)
+@pytest.mark.parametrize("call", OF_INTEGERS)
+def test_integers_have_gradients_of_zeros(call: str, value: str, is_jitted: bool) -> None:
+    ours = lambda: OF_INTEGERS[call](tfn, INTEGERS[value])
+    assert_same((tfn.jit(ours) if is_jitted else ours)(), OF_INTEGERS[call](torch.func, INTEGERS[value]))
+
+
 @pytest.mark.parametrize(
     "name",
     ["vmap", "grad", "grad_and_value", "vjp", "jvp", "linearize", "jacrev", "jacfwd", "hessian", "functionalize"],

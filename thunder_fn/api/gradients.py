@@ -163,8 +163,8 @@ def grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> 
     Returns:
         A function with the arguments of f that returns the gradients, in the structure of the
             argument (a tuple of them for a tuple of argnums), or `(gradients, aux)`. An argument
-            that the result does not depend on has gradients of zeros. The gradient of a jitted
-            function is jitted.
+            that the result does not depend on has gradients of zeros, and so has one that it
+            depends on by integers or booleans alone. The gradient of a jitted function is jitted.
 
     Raises:
         NonScalarLoss: f returned something other than one real scalar.
@@ -360,7 +360,10 @@ def _fix_of_loss(result: Any) -> str:
 
 
 def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: str) -> None:
-    """Check that the function returned one real scalar tensor, and aux if it was to."""
+    """Check that the function returned one scalar tensor that is not complex, and aux if it was to.
+
+    Integers and booleans have gradients of zeros, as in torch.func.
+    """
     result = captured.result(captured.trace.output_types[: captured.num_results])
     if has_aux:
         if not isinstance(result, tuple) or len(result) != 2:
@@ -375,19 +378,15 @@ def check_loss(captured: Captured, has_aux: bool, f: Callable[..., Any], name: s
         result = result[0]
     if not isinstance(result, TensorType) or result.shape != ():
         raise NonScalarLoss(
-            f"{name}: the function must return one scalar tensor, but it returned"
+            f"{name}: Expected f(*args) to return a scalar Tensor, but it returned"
             f" {described(result)}",
             source=source_of(f),
             fix=_fix_of_loss(result),
         )
-    if not result.dtype.is_floating_point:
-        fix = (
-            "Take `.real` or `abs()` of it first."
-            if result.dtype.is_complex
-            else "Return the loss before it is rounded or compared."
-        )
+    if result.dtype.is_complex:
         raise NonScalarLoss(
-            f"{name}: the function must return a real number, but it returned {result}",
+            f"{name}: grad can be implicitly created only for real scalar outputs, but it returned"
+            f" {result}",
             source=source_of(f),
-            fix=fix,
+            fix="Take `.real` or `abs()` of it first.",
         )

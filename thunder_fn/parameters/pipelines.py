@@ -170,6 +170,9 @@ class Pipelined(Transformed):
             known=EVERY_LEAF,
         )
         check_loss(captured, False, self.fn, name)
+        if not is_differentiable(loss := captured.trace.output_types[0]):
+            what = f"{name}: the loss must be a real number, whose mean is taken, and it is {loss}"
+            raise RewriteError(what, fix="Return the loss before it is rounded or compared.")
         if captured.writes:
             what = f"{name}: the function writes to tensors, such as buffers, on each micro-batch"
             raise RewriteError(what, fix="Return what changes, or keep buffers as they are.")
