@@ -478,7 +478,9 @@ def test_misuse() -> None:
             "the function writes to tensors, such as buffers, on each micro-batch",
         ),
         (
-            lambda: tfn.pipeline(lambda p, x: (x * p).argmax(), first, stages=2).prepare(torch.ones(3), torch.ones(8, 3)),
+            lambda: tfn.pipeline(lambda p, x: (x * p).argmax(), first, stages=2).prepare(
+                torch.ones(3), torch.ones(8, 3)
+            ),
             "the loss must be a real number, whose mean is taken, and it is i64[]",
         ),
     ):
