@@ -179,6 +179,7 @@ def callback(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     _call("callback", lambda spec, statics: _Called(function, spec, statics), args, kwargs)
 
 
+@spelled()
 def check(condition: Tensor | bool, message: str) -> None:
     """Raise an error whenever a condition does not hold in a run of the program.
 
@@ -192,6 +193,7 @@ def check(condition: Tensor | bool, message: str) -> None:
 
     Raises:
         CheckFailed: the condition is a bool and False.
+        UnsupportedInput: the message is no string.
         RuntimeError: by PyTorch, when the program runs: some element is false.
 
     Example:
@@ -203,6 +205,11 @@ def check(condition: Tensor | bool, message: str) -> None:
 
     Source: jax.experimental.checkify.check.
     """
+    if not isinstance(message, str):
+        what = f"debug.check: expected a message, given {kind_of(message)}"
+        raise UnsupportedInput(
+            what, source=user_source(), fix='Write `debug.check(x > 0, "text")`.'
+        )
     if isinstance(condition, Tensor):
         holds = condition if condition.dim() == 0 else condition.all()
         torch.ops.aten._assert_async.msg(holds, message)

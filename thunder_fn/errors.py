@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeGuard, TypeVar
 
+from thunder_fn.arguments import misfit
 from thunder_fn.lines import calling_frame
 
 if TYPE_CHECKING:
@@ -352,7 +353,8 @@ class spelled:
 
     The keyword of the function that is transformed is known without being listed: where it is `f`
     here, it is `fun` in JAX and `func` in torch.func. A slip of the pen is taken for the nearest
-    keyword. `too_many` is the fix for a call with too many positional arguments.
+    keyword. `too_many` is the fix for a call with too many positional arguments. An error that says
+    nothing of this package names the argument that is not of its annotated type, if one is.
     """
 
     def __init__(self, too_many: str = "", /, **elsewhere: str) -> None:
@@ -360,7 +362,10 @@ class spelled:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         code = inspect.unwrap(function).__code__
-        takes_f = "f" in code.co_varnames[: min(2, code.co_argcount)]
+        first = (
+            code.co_posonlyargcount
+        )  # another keyword for `f` is one of the user's where f has none
+        takes_f = "f" in code.co_varnames[first : min(2, code.co_argcount)]
         known = (dict.fromkeys(OF_F, "f") if takes_f else {}) | self.elsewhere
         error, kind, own = misspelled, type, function.__qualname__
         taken = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -368,6 +373,7 @@ class spelled:
         most = sys.maxsize if code.co_flags & inspect.CO_VARARGS else code.co_argcount
         excess, positional = self._excess, code.co_varnames[: code.co_argcount]
         options = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+        raw, ours, told = Exception, ThunderError, not_of_its_type
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if len(args) > most:
@@ -379,7 +385,13 @@ class spelled:
                 if near in known or near in taken:
                     of = kind(args[0]).__name__ if own.endswith("__init__") else own
                     raise error(of, name, known.get(near, near))
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except raw as raised:
+                named = None if isinstance(raised, ours) else told(function, args, kwargs)
+                if named is None:
+                    raise
+                raise named from raised
 
         # of the function's own module, where doctest looks for it
         made = types.FunctionType(
@@ -398,6 +410,12 @@ class spelled:
         )
         takes = f"takes {counted(len(names), 'positional argument')} ({', '.join(names)})"
         return UnknownOption(f"{own}: {takes}, given {len(args)}", fix=fix)
+
+
+def not_of_its_type(function: Callable[..., Any], args: Any, kwargs: Any) -> TraceTypeError | None:
+    """The error for a call that failed by an argument which is not of its annotated type."""
+    found = misfit(function, args, kwargs)
+    return None if found is None else TraceTypeError(found[0], fix=found[1])
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

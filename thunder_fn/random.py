@@ -141,10 +141,10 @@ def _check_key(name: str, key: Any) -> None:
     )
 
 
-def _sizes(shape: Shape) -> tuple[int, ...]:
+def _sizes(name: str, shape: Shape) -> tuple[int, ...]:
     sizes = (shape,) if _is_size(shape) else shape
     if not isinstance(sizes, (tuple, list)) or not all(map(_is_size, sizes)):
-        what = f"random: expected a shape, given {shown(shape, 60)}"
+        what = f"random.{name}: expected a shape, given {shown(shape, 60)}"
         raise TraceTypeError(what, source=user_source(), fix="Write a tuple, `(2, 3)`, or an int.")
     return tuple(sizes)
 
@@ -158,6 +158,18 @@ def _check_given(name: str, what: str, value: Any, is_right: bool) -> None:
     if not is_right:
         what = f"random.{name}: expected {what}, given {shown(value, 60)}"
         raise TraceTypeError(what, source=user_source())
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.dtype.is_floating_point and not value.dtype.is_complex
+    return is_int(value) or isinstance(value, torch.SymInt)
+
+
+def _check_range(name: str, low: Any, high: Any, *, is_empty: bool) -> None:
+    if is_empty:
+        what = f"random.{name}: expected low < high, given low={low} and high={high}"
+        raise TraceTypeError(what, source=user_source(), fix="Write the lower bound first.")
 
 
 def _words_of(name: str, key: Tensor, count: int, use: int = _BITS) -> Tensor:
@@ -220,6 +232,7 @@ def split(key: Tensor, num: int = 2) -> Tensor:
     return _words_of("split", key, 4 * num, _SPLIT).reshape(num, 4)[:, :2]
 
 
+@spelled()
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """Make a new key of a key and a number, such as the step of a loop.
 
@@ -248,6 +261,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 # ---- numbers ----
 
 
+@spelled()
 def bits(key: Tensor, shape: Shape = ()) -> Tensor:
     """Draw random words of 32 bits, as i64 numbers from 0 to 2**32 - 1.
 
@@ -260,7 +274,7 @@ def bits(key: Tensor, shape: Shape = ()) -> Tensor:
         >>> [hex(word) for word in bits(key(0), (2,)).tolist()]
         ['0x6627e8d5', '0xe169c58d']
     """
-    sizes = _sizes(shape)
+    sizes = _sizes("bits", shape)
     return _words_of("bits", key, math.prod(sizes)).reshape(sizes)
 
 
@@ -310,7 +324,7 @@ def uniform(
         dtype: a floating dtype; the default one if it is left out.
 
     Raises:
-        TraceTypeError: key is no key, or dtype is not floating.
+        TraceTypeError: key is no key, or dtype is not floating, or low > high.
 
     Example:
         >>> uniform(key(0), (3,))
@@ -319,11 +333,13 @@ def uniform(
     Source: jax.random.uniform.
     """
     _check_key("uniform", key)
-    words, digits = _fractions("uniform", key, _sizes(shape), dtype)
+    _check_range("uniform", low, high, is_empty=low > high)
+    words, digits = _fractions("uniform", key, _sizes("uniform", shape), dtype)
     unit = words * 2.0**-digits
     return unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low
 
 
+@spelled()
 def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
     """Draw numbers of the standard normal distribution, as many as `shape` says.
 
@@ -339,7 +355,7 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     Source: jax.random.normal.
     """
     _check_key("normal", key)
-    words, digits = _fractions("normal", key, _sizes(shape), dtype)
+    words, digits = _fractions("normal", key, _sizes("normal", shape), dtype)
     middle = (words.to(torch.float64) + 0.5) * 2.0 ** (1 - digits) - 1  # inside of (-1, 1)
     return (math.sqrt(2) * torch.erfinv(middle)).to(words.dtype)
 
@@ -351,7 +367,7 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) 
     Law: a function of its arguments: the same key gives the same result, in a trace or not.
 
     Raises:
-        TraceTypeError: key is no key.
+        TraceTypeError: key is no key, or p is no probability.
 
     Example:
         >>> bernoulli(key(0), 0.5, (4,))
@@ -362,7 +378,15 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Shape | None = None) 
     _check_key("bernoulli", key)
     is_number = isinstance(p, (int, float, torch.SymInt, torch.SymFloat, Tensor))
     _check_given("bernoulli", "a number or a tensor", p, is_number)
-    sizes = _sizes(shape) if shape is not None else tuple(p.shape) if isinstance(p, Tensor) else ()
+    if isinstance(p, (int, float)):
+        _check_given("bernoulli", "a probability from 0 to 1", p, 0 <= p <= 1)
+    sizes = (
+        _sizes("bernoulli", shape)
+        if shape is not None
+        else tuple(p.shape)
+        if isinstance(p, Tensor)
+        else ()
+    )
     return uniform(key, sizes, torch.float32) < p
 
 
@@ -381,7 +405,7 @@ def randint(
     Law: a function of its arguments: the same key gives the same result, in a trace or not.
 
     Raises:
-        TraceTypeError: key is no key.
+        TraceTypeError: key is no key, or low and high are no integers with low < high.
 
     Example:
         >>> randint(key(0), (4,), 0, 10)
@@ -390,7 +414,15 @@ def randint(
     Source: jax.random.randint.
     """
     _check_key("randint", key)
-    words = _long_words("randint", key, _sizes(shape))
+    for bound in (low, high):
+        is_whole = (
+            not bound.dtype.is_floating_point if isinstance(bound, Tensor) else _is_whole(bound)
+        )
+        _check_given("randint", "integers as low and high", bound, is_whole)
+    _check_given("randint", "a dtype", dtype, isinstance(dtype, torch.dtype))
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        _check_range("randint", low, high, is_empty=low >= high)
+    words = _long_words("randint", key, _sizes("randint", shape))
     return (torch.remainder(words, high - low) + low).to(dtype)
 
 

@@ -168,11 +168,11 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         errors.UnsupportedInput,
         lambda: tfn.debug.print("{y}", x=X),
     ),
-    "random: expected a shape, given 'a'\nWrite a tuple": (
+    "random.normal: expected a shape, given 'a'\nWrite a tuple": (
         errors.TraceTypeError,
         lambda: tfn.random.normal(tfn.random.key(0), "a"),  # type: ignore[arg-type]
     ),
-    "random: expected a shape, given (-1,)": (
+    "random.bits: expected a shape, given (-1,)": (
         errors.TraceTypeError,
         lambda: tfn.random.bits(tfn.random.key(0), (-1,)),
     ),

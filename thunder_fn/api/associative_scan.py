@@ -23,7 +23,7 @@ from thunder_fn.capture import capture, current, pytree
 from thunder_fn.capture.apply import close_over
 from thunder_fn.capture.replaced.lookasides import divert
 from thunder_fn.capture.rewriting import remembered_in_context
-from thunder_fn.errors import TraceTypeError, spelled
+from thunder_fn.errors import TraceTypeError, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
@@ -81,7 +81,7 @@ def associative_scan(
     leaves, spec = pytree.flatten(xs)
     if not leaves:
         return xs
-    _check(xs, leaves, dim)
+    _check(combine_fn, xs, leaves, dim)
 
     @standing_for(combine_fn)
     def combine(a: Any, b: Any) -> Any:
@@ -184,7 +184,10 @@ def _whole(step: Trace, types: tuple[Type, ...], count: int) -> Trace:
     return capture(associative_scan, tuple(examples_of(types))).trace
 
 
-def _check(xs: Any, leaves: list[Any], dim: int) -> None:
+def _check(combine_fn: Any, xs: Any, leaves: list[Any], dim: int) -> None:
+    if not callable(combine_fn):
+        what = f"associative_scan: expected a function, given {kind_of(combine_fn)}"
+        raise TraceTypeError(what, fix="Write `associative_scan(combine_fn, xs)`.")
     sizes: list[str] = []
     for path, leaf in zip(pytree.paths(xs, "xs"), leaves, strict=True):
         if not isinstance(leaf, Tensor):

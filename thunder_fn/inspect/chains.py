@@ -18,7 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.apply import close_over, without_values
 from thunder_fn.capture.watching import watched_by
 from thunder_fn.derived.leaf_vjp import Split
-from thunder_fn.errors import PortableError, callable_name
+from thunder_fn.errors import PortableError, callable_name, spelled
 from thunder_fn.executors import Decision, Program
 from thunder_fn.inspect.diffs import Diff, diff_flat, paired
 from thunder_fn.inspect.flat import Flat, Value, flatten
@@ -176,6 +176,7 @@ class Chain(Shown):
 _COUNTS = ("added", "removed", "changed")
 
 
+@spelled()
 def chain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Chain:
     """The traces of `jit(f)(*args, **kwargs)`, from capture through every transform to the
     programs. Nothing is run.

@@ -18,6 +18,7 @@ import torch
 
 from thunder_fn.capture import pytree
 from thunder_fn.derived.leaf_vjp import alone
+from thunder_fn.errors import spelled
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import cost_of
 from thunder_fn.inspect.flat import Leaf
@@ -26,6 +27,7 @@ from thunder_fn.interpreters.evaluate import evaluate
 MAKING, RUNNING = 1, 2
 
 
+@spelled()
 def chrome_trace(path: str | Path, f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Path:
     """Write how `f(*args, **kwargs)` is made and run, as Perfetto opens it.
 

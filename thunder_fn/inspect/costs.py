@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import spelled
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.machines import Machine, checked_machine, known_machine
 from thunder_fn.inspect.tables import bytes_text, count_text, plain, rich_table
@@ -230,6 +231,7 @@ class CostReport(Shown):
         return Group(Text(self.summary, style="bold"), rich_table(self._header, self.rows()))
 
 
+@spelled()
 def cost(
     f: Callable[..., Any], /, *args: Any, machine: Machine | None = None, **kwargs: Any
 ) -> CostReport:

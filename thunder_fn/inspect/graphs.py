@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.errors import spelled
 from thunder_fn.extras import extra
 from thunder_fn.inspect.chains import chain
 from thunder_fn.inspect.memory_use import common_module
@@ -63,6 +64,7 @@ class _Box:
     tip: str
 
 
+@spelled()
 def graph(f: Trace | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Picture:
     """A trace, or that of `f(*args, **kwargs)`, as a picture; composites are boxes.
 

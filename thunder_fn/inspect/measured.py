@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from thunder_fn.capture import pytree
+from thunder_fn.errors import spelled
 from thunder_fn.executors.torchinductor import wait
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import device_of
@@ -108,6 +109,7 @@ class Measured:
         return Path(path)
 
 
+@spelled()
 def measure(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measured:
     """Run `jit(f)(*args, **kwargs)` and measure it, on the devices that its tensors are on.
 

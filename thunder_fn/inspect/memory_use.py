@@ -24,6 +24,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from thunder_fn.errors import spelled
 from thunder_fn.inspect.chains import Chain, Step, chain
 from thunder_fn.inspect.flat import only_leaves
 from thunder_fn.inspect.storages import Buffer, Run, live_of
@@ -197,6 +198,7 @@ def _line(source: Source | None) -> str:
     return f"{Path(source.file).name}:{source.line}" if source is not None else ""
 
 
+@spelled()
 def memory(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Memory:
     """The memory that `jit(f)(*args, **kwargs)` takes, over its program. Nothing is run.
 

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from thunder_fn.errors import InspectError, kind_of
+from thunder_fn.errors import InspectError, kind_of, spelled
 from thunder_fn.inspect.chains import Chain, chain
 from thunder_fn.inspect.costs import device_of, machine_of
 from thunder_fn.inspect.encode import Run, encode
@@ -68,6 +68,7 @@ class Page:
         )
 
 
+@spelled()
 def show(
     f: Callable[..., Any],
     /,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thunder_fn.api.residuals import SavedResidual, saved_residuals
-from thunder_fn.errors import callable_name
+from thunder_fn.errors import callable_name, spelled
 from thunder_fn.inspect.tables import bytes_text, plain, rich_table
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.text import escaped
@@ -81,6 +81,7 @@ def _where(residual: SavedResidual) -> tuple[str, str]:
     )
 
 
+@spelled()
 def residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Residuals:
     """Report the values of the forward that the gradient of f, and of a module's parameters, keeps.
     See `saved_residuals`.

@@ -4,6 +4,7 @@ changes.
 
 from __future__ import annotations
 
+from thunder_fn.errors import spelled
 from thunder_fn.interpreters.fold import fold_constants
 from thunder_fn.interpreters.noops import drop_noops
 from thunder_fn.interpreters.simplify import cse, dce
@@ -11,6 +12,7 @@ from thunder_fn.ir.memos import memo
 from thunder_fn.ir.trace import Trace, check_is_trace
 
 
+@spelled()
 @memo(1024, derives=False)
 def simplify(trace: Trace) -> Trace:
     """Drop dead equations, compute equal ones once, fold constants, drop copies and other no-ops.

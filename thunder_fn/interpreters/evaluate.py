@@ -27,6 +27,7 @@ from thunder_fn.errors import (
     counted,
     has_note,
     located,
+    spelled,
 )
 from thunder_fn.ir import ops
 from thunder_fn.ir.rules import EVALUATE
@@ -50,6 +51,7 @@ from thunder_fn.ir.trace import (
 )
 
 
+@spelled()
 def evaluate(trace: Trace, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run a trace on values.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from thunder_fn.errors import InvalidTrace
+from thunder_fn.errors import InvalidTrace, TraceTypeError, kind_of
 
 if TYPE_CHECKING:
     import sympy
@@ -56,6 +56,19 @@ class TensorType:
     dtype: torch.dtype
     shape: tuple[Dim, ...]
     device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.dtype, torch.dtype)
+            and isinstance(self.shape, tuple)
+            and isinstance(self.device, torch.device)
+        ):
+            return
+        given = ", ".join(map(kind_of, (self.dtype, self.shape, self.device)))
+        raise TraceTypeError(
+            f"TensorType: expected a dtype, a tuple and a device, given {given}",
+            fix='Write `TensorType(torch.float32, (2, 3), torch.device("cpu"))`.',
+        )
 
     def __str__(self) -> str:
         text = f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"

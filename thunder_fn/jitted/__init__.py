@@ -23,7 +23,7 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.apply import before_writes, close_over, write_back
-from thunder_fn.errors import JitError, kind_of
+from thunder_fn.errors import JitError, kind_of, spelled
 from thunder_fn.executors import Program
 from thunder_fn.executors.base import watched_by
 from thunder_fn.executors.running import tell_line
@@ -517,6 +517,7 @@ def cache_info(f: Callable[..., Any]) -> CacheInfo:
     return inner.programs.info()
 
 
+@spelled()
 def explain_claims(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClaimReport:
     """Report which executor takes which part of `f(*args, **kwargs)`, and why those that were asked
     before do not.

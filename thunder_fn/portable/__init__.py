@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from thunder_fn.capture import TENSOR
 from thunder_fn.capture.outside.properties import OF_MEMORY
-from thunder_fn.errors import ThunderError, kind_of
+from thunder_fn.errors import ThunderError, kind_of, spelled
 from thunder_fn.garbage import no_collections
 from thunder_fn.ir.trace import Expr, Trace
 from thunder_fn.portable.archive import read_file, write_file
@@ -36,6 +36,7 @@ class Lowered(Protocol):
         ...
 
 
+@spelled()
 def save(program: Trace | PortableFunction | Lowered, path: str | os.PathLike[str]) -> None:
     """Write a program to a file, which holds data only.
 
@@ -78,6 +79,7 @@ def save(program: Trace | PortableFunction | Lowered, path: str | os.PathLike[st
     write_file(path, {**found, **writer.data()}, writer.tensors)
 
 
+@spelled()
 @no_collections()
 def load(path: str | os.PathLike[str], *, classes: Iterable[type] = ()) -> Trace | PortableFunction:
     """Read a program that `save` wrote. No code of the file is run.

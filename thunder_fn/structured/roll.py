@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.errors import spelled
 from thunder_fn.interpreters.simplify import dce
 from thunder_fn.ir import ops
 from thunder_fn.ir.equations import bound
@@ -51,6 +52,7 @@ UNBIND = ops.leaf(aten.unbind.int)
 SELECT = ops.leaf(aten.select.int)
 
 
+@spelled()
 @memo(1024)
 def roll(trace: Trace) -> Trace:
     """Turn each run of equal composites in sequence, also inside bodies, into one scan.
@@ -289,6 +291,7 @@ def _whole(trace: Trace, column: Sequence[Var]) -> tuple[Var, bool] | None:
 # ---- unrolling ----
 
 
+@spelled()
 @memo(1024)
 def unroll(trace: Trace) -> Trace:
     """Turn each scan, also inside bodies, into its steps one after the other.
