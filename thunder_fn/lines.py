@@ -17,6 +17,7 @@ OWN_PROGRAMS = ("thunder_fn.demo", "thunder_fn.benchmarks", "thunder_fn.testing"
 OWN_FILES = tuple(os.path.join(FOLDER, name.partition(".")[2]) for name in OWN_PROGRAMS)
 """Their files and folders."""
 
+_COMMANDS = os.path.join(FOLDER, "commands.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TYPED_IN = ("<stdin>", "<string>", "<ipython", "<doctest", "<cell")
 
@@ -52,7 +53,7 @@ def user_frame() -> FrameType | None:
     """Return the user's innermost frame, None if there is none."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and (is_internal(frame.f_code.co_filename) or _is_made(frame)):
-        frame = frame.f_back
+        frame = _caller(frame)
     return frame
 
 
@@ -62,8 +63,17 @@ def calling_frame() -> FrameType | None:
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None and (_is_ours(frame) or is_internal(frame.f_code.co_filename)):
-        frame = frame.f_back
+        frame = _caller(frame)
     return frame
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """Return the frame that called a frame. Nobody calls a command: below it is the script that
+    `pip` wrote.
+    """
+    code = frame.f_code
+    is_command = code.co_name == "run_command" and code.co_filename == _COMMANDS
+    return None if is_command else frame.f_back
 
 
 def _is_ours(frame: FrameType) -> bool:

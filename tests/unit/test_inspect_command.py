@@ -28,6 +28,18 @@ def wrong():
 
 def needs(x):
     return x
+
+def text():
+    return torch.relu, ("no tensor",)
+
+def missing():
+    return f, ()
+"""
+
+SCRIPT = """
+import sys
+from thunder_fn.__main__ import script
+sys.exit(script())
 """
 
 
@@ -78,7 +90,7 @@ def test_measures_two_runs_on_one_page(file: Path, capsys: pytest.CaptureFixture
         ("none.py:f", "there is no file none.py\nGive the path of a Python file."),
         (
             "an_example_to_inspect.py:g",
-            "an_example_to_inspect.py has no function 'g'\nIt has f, example, other, wrong, needs.",
+            "an_example_to_inspect.py has no function 'g'\nIt has f, example, other, wrong, needs, text, missing.",
         ),
         (
             "an_example_to_inspect.py:wrong",
@@ -101,6 +113,45 @@ def test_bad_arguments_have_a_message_and_no_stack_trace(
 ) -> None:
     assert main(["inspect", where]) == 2
     assert capsys.readouterr().err == f"thunder_fn inspect: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["plan", "none.py:f"],
+        ["plan", "an_example_to_inspect.py:g"],
+        ["plan", "an_example_to_inspect.py:example", "--hardware", "h9"],
+        ["plan", "an_example_to_inspect.py:example", "--world", "0"],
+        ["compile", "an_example_to_inspect.py:g"],
+        ["compile", "an_example_to_inspect.py:example"],
+        ["compile", "an_example_to_inspect.py:example", "--recipe", "no-such-one"],
+        ["inspect", "an_example_to_inspect.py:example", "--beside", "an_example_to_inspect.py:g"],
+        ["explain", "NoSuchError"],
+        ["laws", "--no-such-option"],
+        ["no-such-command"],
+    ],
+    ids=" ".join,
+)
+def test_misuse_has_its_exit_code(given: list[str], file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(given)
+    except SystemExit as stopped:  # as argparse ends
+        code = stopped.code
+    said = capsys.readouterr()
+    assert code == 2 and not said.out and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+@pytest.mark.parametrize("example", ["text", "missing"])
+def test_the_script_that_was_installed_is_no_users_line(
+    command: str, example: str, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of a call that the command itself makes name no line: the next frame is that of `bin/thunder-fn`."""
+    monkeypatch.setattr("sys.argv", ["thunder-fn", command, f"{file}:{example}"])
+    with pytest.raises(SystemExit) as stopped:
+        exec(compile(SCRIPT, "/somewhere/bin/thunder-fn", "exec"), {"__name__": "__main__"})
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1 and said.startswith(f"thunder_fn {command}: ") and "thunder-fn:" not in said
 
 
 @pytest.mark.parametrize(

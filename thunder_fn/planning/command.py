@@ -17,6 +17,7 @@ from thunder_fn.commands import UserError, failed
 from thunder_fn.errors import ThunderError
 from thunder_fn.inspect.command import load
 from thunder_fn.planning.plans import planned
+from thunder_fn.planning.rates import hardware_named
 from thunder_fn.planning.worlds import fake_world
 
 
@@ -26,11 +27,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         with fake_world(options.world), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            step, args, kwargs = load(options.function)
+            try:
+                hardware = hardware_named(options.hardware)
+                step, args, kwargs = load(options.function)
+            except (ThunderError, OSError) as error:
+                return failed("plan", error, 2)
             found = planned(
                 partial(step, **kwargs) if kwargs else step,
                 args,
-                options.hardware,
+                hardware,
                 fused=options.fused or None,
                 model_flops=options.model_flops,
             )

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         "--torch-compile",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="time torch.compile, too, which takes a while",
+        help="time torch.compile, too, which takes a while (the default)",
     )
     options = parser.parse_args(argv)
     recipe = options.recipe or ["auto"]
