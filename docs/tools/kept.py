@@ -1,5 +1,5 @@
-"""Pages of tutorials that ran, kept by content in `.cache`: the tests of tutorials write them, and
-the site takes them.
+"""Pages that ran, kept by content in `.cache`: the tests of tutorials write those of tutorials, and
+the site takes them. Of the other pages the site keeps that they show what their code prints.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "tutorials"
 
 
-def place_of(path: Path) -> Path:
-    """The file of a tutorial's page. Its name has hashes of all that it depends on."""
-    return CACHE / f"{path.stem}-{_fingerprint()}-{_digest(path)}.md"
+def place_of(path: Path, ending: str = "md") -> Path:
+    """The file of what a page's code gave. Its name has hashes of all that it depends on."""
+    return CACHE / f"{path.stem}-{_fingerprint()}-{_digest(path)}.{ending}"
 
 
 def run(path: Path) -> str:
@@ -46,6 +46,7 @@ def _digest(*files: Path) -> str:
 
 @cache
 def _fingerprint() -> str:
-    """A hash of what every tutorial's output depends on: the package, PyTorch, and what runs it."""
-    files = (*(ROOT / "thunder_fn").rglob("*.py"), *(ROOT / "docs" / "tools").glob("*.py"))
-    return f"{torch.__version__}-{_digest(*sorted(files))}"
+    """A hash of what every page's output depends on: the package, PyTorch, and what runs it."""
+    files = (*(ROOT / "thunder_fn").rglob("*.*"), *(ROOT / "docs" / "tools").glob("*.py"))
+    sources = sorted(file for file in files if file.is_file() and file.suffix != ".pyc")
+    return f"{torch.__version__}-{_digest(*sources)}"

@@ -14,10 +14,11 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,55 @@ def test_a_difference_is_printed_as_lines(tmp_path: Path) -> None:
     assert shown.difference(path, tmp_path) == ""
     path.write_text("```python\nprint(1)\n```\n")
     assert shown.difference(path, tmp_path).startswith("page.md: a block's output is shown nowhere")
+
+
+def test_pages_that_ran_are_kept_and_wrong_ones_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the hooks go
+    from docs.tools import hooks
+
+    ran: list[str] = []
+
+    def run(work: Callable[[Path], str], tasks: Sequence[tuple[Path, Path]]) -> Iterator[tuple[Path, str]]:
+        for path, file in tasks:
+            ran.append(path.name)
+            file.write_text(work(path))
+            yield path, ""
+
+    for name, value in (("ROOT", tmp_path), ("in_forks", run)):
+        monkeypatch.setattr(hooks, name, value)
+    monkeypatch.setattr(hooks.kept, "CACHE", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(PAGE.format("1\n"))
+    page = tmp_path / "docs" / "page.md"
+    for text, runs in (("2\n", ["README.md", "page.md"]), ("2\n", ["page.md"])):
+        page.write_text("Another.\n" + PAGE.format(text))
+        with pytest.raises(hooks.PluginError, match=r"page\.md, as it runs"):
+            hooks._run_examples()
+        assert ran == runs
+        ran.clear()
+    page.write_text("Another.\n" + PAGE.format("1\n"))
+    for runs in (["page.md"], []):
+        hooks._run_examples()
+        assert ran == runs
+        ran.clear()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_longest_pages_run_first(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    from docs.tools import hooks
+
+    assert {path.stem for path in (*PAGES, *hooks.TUTORIALS)} >= set(hooks.LONGEST)
+    begun: list[str] = []
+    started = lambda run, log, seconds: begun.append(log.stem) or log.write_text("") or len(begun)
+    monkeypatch.setattr(hooks.forks, "start", started)
+    monkeypatch.setattr(hooks.os, "cpu_count", lambda: count)
+    ended = iter(range(1, 100))
+    used = SimpleNamespace(ru_utime=0, ru_stime=0)
+    monkeypatch.setattr(hooks.os, "wait4", lambda *_: (next(ended), 1, used))
+    tasks = [(path, tmp_path / f"{path.stem}.md") for path in PAGES]
+    assert len(list(hooks.in_forks(str, tasks))) == len(PAGES)
+    assert set(begun[:2]) == {"law", "test_your_pass"} and sorted(begun) == sorted(path.stem for path in PAGES)
 
 
 RUN = 9
