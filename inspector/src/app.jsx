@@ -225,11 +225,12 @@ function App({ model }) {
   const pick = useCallback((i) => setSelected(i), []);
   const pickValue = useCallback((one) => setValue((was) => (was === one ? null : one)), []);
 
+  const took = data.steps.reduce((sum, one) => sum + one.ms, 0); // a plan's step took no time
   return (
     <div class="page">
       <header>
         <h1>{[...new Set(data.runs.map((run) => run.name))].join(" beside ")}</h1>
-        <span class="quiet figures">{data.steps.length} steps · {msText(data.steps.reduce((sum, one) => sum + one.ms, 0))} · {counted(flat.leaves.length, "equation")}</span>
+        <span class="quiet figures">{[counted(data.steps.length, "step"), took > 0 && msText(took), counted(flat.leaves.length, "equation")].filter(Boolean).join(" · ")}</span>
         <div class="grow" />
         <label class="search">
           <input id="search" type="search" placeholder="Search op, module, type, line…   /" value={query} onInput={(event) => setQuery(event.target.value)} aria-label="search" />
@@ -262,14 +263,14 @@ function Steps({ model, step, followed, goTo }) {
             {runs.length > 1 && steps[at - 1]?.run !== one.run && <h2>{one.run + 1}. {runs[one.run].name}</h2>}
             <button class={`step ${at === step ? "on" : ""} ${followed && followed[at] === undefined ? "without" : ""}`} onClick={() => goTo(at)} aria-current={at === step}>
               <span class="name"><i class={`dot ${one.kind}`} />{one.name.split(/(?<=_)/).flatMap((part) => [part, <wbr />])}</span>
-              <span class="ms">{msText(one.ms)}</span>
-              <span class="bar"><i style={{ width: `${(100 * one.ms) / most}%` }} /></span>
+              {one.ms > 0 && <span class="ms">{msText(one.ms)}</span>}
+              {one.ms > 0 && <span class="bar"><i style={{ width: `${(100 * one.ms) / most}%` }} /></span>}
               <StepCounts counts={model.changed(at).counts} />
             </button>
           </li>
         ))}
       </ol>
-      <p class="legend"><span><b class="added">+</b> added</span> <span><b class="removed">−</b> removed</span> <span><b class="changed">~</b> changed</span> against the step before{runs.length > 1 && "; in the second run, against the first"}</p>
+      {steps.length > 1 && <p class="legend"><span><b class="added">+</b> added</span> <span><b class="removed">−</b> removed</span> <span><b class="changed">~</b> changed</span> against the step before{runs.length > 1 && "; in the second run, against the first"}</p>}
     </nav>
   );
 }

@@ -216,7 +216,7 @@ function Roofline({ model, step, reveal }) {
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
-  const [height, left, bottom] = [168, width < 600 ? 30 : 64, 26];
+  const [height, left, bottom] = [180, width < 600 ? 30 : 64, 31];
   const xs = points.map((one) => one.flops / one.bytes);
   const low = Math.min(-2, Math.floor(Math.log10(Math.min(...xs, machine ? 1 : 0.1))));
   const high = Math.ceil(Math.log10(Math.max(...xs, machine ? (machine[1] / machine[2]) * 4 : 10)));
@@ -225,8 +225,9 @@ function Roofline({ model, step, reveal }) {
   const top = Math.ceil(Math.log10(Math.max(...points.map(value), machine ? machine[1] : 1, 1)));
   const base = Math.floor(Math.log10(Math.max(1, Math.min(...points.map(value), machine ? reach(10 ** low) : Infinity))));
   const px = (x) => left + ((Math.log10(x) - low) / (high - low || 1)) * (width - left - 16);
-  const py = (y) => 22 + (1 - (Math.log10(y) - base) / (top - base || 1)) * (height - bottom - 22);
+  const py = (y) => 30 + (1 - (Math.log10(y) - base) / (top - base || 1)) * (height - bottom - 30);
   const most = Math.max(...points.map((one) => one.weight), 1e-30);
+  const radius = (one) => 3 + 9 * Math.sqrt(one.weight / most);
   const ticks = Array.from({ length: high - low + 1 }, (_, k) => low + k);
   const ridge = machine && machine[1] / machine[2];
   return (
@@ -236,17 +237,14 @@ function Roofline({ model, step, reveal }) {
         <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
       ])}
       <text x={width - 16} y={height - 2} text-anchor="end">FLOP per byte</text>
-      <text x="4" y="18">{machine ? "FLOP/s, at most" : "FLOP"}</text>
-      {machine && [
-        <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />,
-        <text x={width - 16} y={py(machine[1]) + 12} text-anchor="end">{countText(machine[1])}FLOP/s</text>,
-      ]}
+      <text x="4" y="12">{machine ? `at most ${countText(machine[1])}FLOP/s` : "FLOP"}</text>
+      {machine && <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />}
       {points.map((one) => (
-        <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={3 + 9 * Math.sqrt(one.weight / most)} onClick={() => reveal(one.step, one.node)}>
+        <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={radius(one)} onClick={() => reveal(one.step, one.node)}>
           <title>{`${one.name}\n${one.times} times, ${countText(one.flops)} FLOP, ${bytesText(one.bytes)}\n${(one.flops / one.bytes).toFixed(2)} FLOP per byte${machine ? `, at least ${(one.weight * 1e6).toFixed(1)} µs` : ""}`}</title>
         </circle>
       ))}
-      {labels(points.map((one) => ({ text: one.name.replace(/^aten\.|\.\w+$/g, ""), x: px(one.flops / one.bytes), y: py(value(one)) - 13 })))}
+      {labels(points.map((one) => ({ text: one.name.replace(/^aten\.|\.\w+$/g, ""), x: px(one.flops / one.bytes), y: py(value(one)) - radius(one) - 4, radius: radius(one) })))}
     </svg>
   );
 }
@@ -254,11 +252,12 @@ function Roofline({ model, step, reveal }) {
 // Names of the dearest ops, where there is room for them.
 function labels(wanted) {
   const placed = [];
-  for (const one of wanted.slice(0, 24)) {
+  for (const [at, one] of wanted.slice(0, 24).entries()) {
     const half = 3.3 * one.text.length;
+    const onCircle = wanted.slice(0, at).some((other) => Math.abs(other.x - one.x) < half + other.radius && Math.abs(other.y + other.radius + 8 - one.y) < other.radius + 8);
     const box = { ...one, low: one.x - half, high: one.x + half };
     const isFree = placed.every((other) => Math.abs(other.y - box.y) > 12 || other.high < box.low || other.low > box.high);
-    if (isFree && placed.length < 9) placed.push(box);
+    if (isFree && !onCircle && placed.length < 9) placed.push(box);
   }
   return placed.map((one) => <text class="name" x={one.x} y={one.y} text-anchor="middle">{one.text}</text>);
 }

@@ -234,6 +234,43 @@ def test_roofline_has_the_ops_under_the_machines_peaks(made: Any, opened: Any) -
     assert "FLOP per byte" in tab.locator(".roofline circle title").first.text_content()
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("width", [400, 1440])
+def test_words_of_the_roofline_do_not_overlap(name: str, width: int, made: Any, opened: Any) -> None:
+    """Neither each other nor the dearest op's circle, in each step."""
+    tab = opened(made(name)[1], "#chart=roofline", viewport={"width": width, "height": 800})
+    over = """() => {
+        const boxes = [...document.querySelectorAll(".roofline text")].map(one => [one.textContent, one.getBoundingClientRect()]);
+        const circles = [...document.querySelectorAll(".roofline circle")].map(one => ["circle", one.getBoundingClientRect()]);
+        const largest = circles.sort((a, b) => b[1].width - a[1].width).slice(0, 1);
+        const meet = (a, b) => a.right > b.left + 1 && b.right > a.left + 1 && a.bottom > b.top + 1 && b.bottom > a.top + 1;
+        const inside = ([, box]) => box.left >= 0 && box.right <= innerWidth;
+        const after = (k) => [...boxes.slice(k + 1), ...largest];
+        return [...boxes.flatMap((a, k) => after(k).filter(b => meet(a[1], b[1])).map(b => [a[0], b[0]])),
+                ...boxes.filter(one => !inside(one)).map(one => [one[0], "cut"])];
+    }"""
+    for position in range(steps(tab).count()):
+        steps(tab).nth(position).click()
+        assert tab.evaluate(over) == []
+
+
+@pytest.mark.parametrize("width", [400, 1440])
+def test_a_plan_has_one_step_and_no_times_of_tracing(width: int, opened: Any) -> None:
+    """Sentences of its report are whole on a phone; its tables are a box that keys can scroll."""
+    f, *args = gradient()
+    tab = opened(tfn.planning.plan(f, args).page(), viewport={"width": width, "height": 900})
+    assert re.fullmatch(r"1 step · \d+ equations", tab.locator("header .figures").text_content())
+    assert tab.locator("nav .ms, nav .legend").count() == 0
+    head, tables = tab.locator("#report pre").all()
+    assert head.evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert (
+        "fits in" in head.inner_text()
+        and "time by op" in tables.inner_text()
+        and tables.get_attribute("tabindex") == "0"
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_search_goes_from_hit_to_hit(made: Any, opened: Any) -> None:
     _, page = made("gradient")
     tab = opened(page)

@@ -189,18 +189,23 @@ def page_of(name: str, data: dict[str, Any], report: str = "") -> str:
 REPORT = (
     "body{display:flex;flex-direction:column}#app{flex:1;min-height:0}#report{padding:8px 16px;"
     "max-height:50vh;overflow:auto;background:var(--panel);border-bottom:1px solid var(--line)}"
+    "#report pre:first-of-type{white-space:pre-wrap}#report pre+pre{overflow-x:auto;margin-top:1em}"
 )
 """The style of a report, which can be folded, above the page."""
 
 
 def _report(text: str) -> str:
-    """A report under its first line, or nothing."""
+    """A report under its first line, or nothing. Lines of its first paragraph break where there is
+    no room; its tables are a box of their own.
+    """
     if not text:
         return ""
     first, _, rest = html.escape(text).partition("\n")
+    head, _, tables = rest.partition("\n\n")
     return (
         f'<style>{REPORT}</style>\n<details id="report" open><summary>{first}</summary>'
-        f"<pre>{rest}</pre></details>\n"
+        f'<pre>{head}</pre><pre tabindex="0" role="region" aria-label="tables">{tables}</pre>'
+        "</details>\n"
     )
 
 
