@@ -1,5 +1,5 @@
 # make demo      train a small GPT with one jitted train step, and look at its traces (under 3 minutes)
-# make test      everything that CI runs: style, types, layers, tests (under 20 minutes)
+# make test      everything that CI runs: style, types, layers, tests (15 to 25 minutes on 2 cores)
 # make docs      the documentation site in build/site, its examples and tutorials run
 # make test-gpu  tests/gpu on a simulated GPU (Linux, x86-64; downloads the CUDA build of PyTorch, about 5 GB); ALL=1: all members
 # make thorough  all tests of large families, the laws with many more random traces, hours of the fuzzer, models of others

@@ -37,8 +37,8 @@ class Located(str):
 class ThunderError(Exception):
     """Base class of all errors of thunder_fn.
 
-    The user's line is that of `source`; of the equation that an interpreter was at, where the error
-    says nothing; or else of the call that the user made.
+    Its text names a line of the user's: the origin of what went wrong if it is known, else that
+    of the equation that an interpreter was at, else the call of this package.
     """
 
     _equation: str | None = None

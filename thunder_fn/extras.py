@@ -35,5 +35,7 @@ def extra(module: str, what: str) -> Any:
 def missing(package: str, what: str, error: ImportError) -> MissingExtra:
     """The error that says what needs a package, and which extra brings it."""
     why = "is not installed" if error.name in (None, package) else f"cannot be imported: {error}"
-    fix = f"Install it with `pip install thunder_fn[{EXTRAS[package]}]`."
+    fix = (
+        f'Install it with `pip install "thunder_fn[{EXTRAS[package]}]"`.'  # zsh globs what is bare
+    )
     return MissingExtra(f"{what} needs {package}, which {why}", fix=fix)

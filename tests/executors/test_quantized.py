@@ -141,7 +141,7 @@ def test_without_the_package(package: str, monkeypatch: pytest.MonkeyPatch) -> N
         packages.imported(package)
     assert message_of(error.value) == (
         f"the executor {package} needs {package}, which is not installed\n"
-        f"Install it with `pip install thunder_fn[{package}]`."
+        f'Install it with `pip install "thunder_fn[{package}]"`.'
     )
 
 

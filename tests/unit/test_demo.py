@@ -145,5 +145,5 @@ def test_a_command_says_which_extra_it_needs(
     assert run_command(main, ["laws", "--list"]) == 1
     assert re.sub("\nfrom: .*", "", capsys.readouterr().err) == (
         "thunder_fn.testing needs hypothesis, which is not installed\n"
-        "Install it with `pip install thunder_fn[testing]`.\n"
+        'Install it with `pip install "thunder_fn[testing]"`.\n'
     )

@@ -101,7 +101,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra) as error:
         inspect.graph(product, torch.ones(2, 2))
     assert message_of(error.value) == (
-        "a picture of a trace needs igraph, which is not installed\nInstall it with `pip install thunder_fn[inspect]`."
+        'a picture of a trace needs igraph, which is not installed\nInstall it with `pip install "thunder_fn[inspect]"`.'
     )
 
 

@@ -315,7 +315,6 @@ def _text(found: dict[str, Any]) -> str:
                 f"{bytes_text(found['forward_peak_bytes'])} of results at a time"
             ),
             f"time       first call {found['first_call_seconds']:.2f} s; then {times}",
-            "claims",
             found["claims"],
         ]
     )

@@ -1,6 +1,6 @@
 """Laws of traces and interpreters, and Hypothesis strategies that draw traces.
 
-`pip install thunder_fn[testing]` brings Hypothesis, which they need. `drawn_programs.py` says
+`pip install "thunder_fn[testing]"` brings Hypothesis, which they need. `drawn_programs.py` says
 how programs are data, `strategies.py` draws them, `laws/` states the laws, `mutations/` plants bugs
 that the laws must catch, `user.py` has `check_transform`. A new kind of equation needs a step in
 `steps/`, so that it is drawn.

@@ -45,7 +45,7 @@ class Scheme:
     """The form in which a floating weight is stored.
 
     Law: ``(decode(encode(w)) - w).abs() <= bound(w)``, element by element, where the bound is
-        finite. NaN and infinities are decoded to no numbers.
+        finite. NaN and infinities are decoded to values that are not finite.
 
     Args:
         name: names the calls on quantised weights in traces, such as `int8_linear`.
