@@ -220,10 +220,13 @@ function Source({ model, source }) {
     <div>
       <h3>Your code</h3>
       <p class="quiet path"><a class="link" href={editorLink(model, source)} title="open in an editor">{source.path}:{source.line}</a> in {source.fn} <Copy text={`${source.path}:${source.line}`} /></p>
-      <pre class="code" tabIndex={0} aria-label="your code">{numbers.map((line) => <div class={line === source.line ? "on" : ""}><i>{line}</i>{lines[line].slice(indent)}</div>)}</pre>
+      <pre class="code" tabIndex={0} aria-label="your code">{numbers.map((line) => <div class={line === source.line ? "on" : ""}><i>{line}</i>{breakableCode(lines[line].slice(indent))}</div>)}</pre>
     </div>
   );
 }
+
+// Code that may break after punctuation: a long word behind an indentation does not leave its first line empty.
+const breakableCode = (code) => code.split(/(?<=[.,([{=_])/).flatMap((part) => [part, <wbr />]);
 
 const editorLink = ({ data }, { path, line }) => {
   const whole = /^(\/|\w:)/.test(path) ? path : `${data.folder}/${path}`;

@@ -483,6 +483,40 @@ def test_code_is_whole_and_opens_in_an_editor(made: Any, opened: Any) -> None:
     assert tab.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.code'))")
 
 
+def deep(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(1):
+        for _ in range(1):
+            for _ in range(1):
+                x.add_(torch.nn.functional.softplus(x).reciprocal().square().tanh().clone().detach().sigmoid())
+    return x
+
+
+@pytest.mark.parametrize("width", [400, 1440])
+def test_a_long_word_begins_in_its_line(width: int, opened: Any) -> None:
+    """Behind any indentation: no number stands beside an empty line whose code begins below."""
+    tab = opened(inspect.show(deep, torch.ones(2), machine=MACHINE), viewport={"width": width, "height": 900})
+    tab.locator(".row.node:has(.op[title*='reciprocal'])").first.click()
+    begins = """() => [...document.querySelectorAll(".code div")].map(one => {
+        const walker = document.createTreeWalker(one, NodeFilter.SHOW_TEXT);
+        walker.nextNode();  // the number
+        for (let text; (text = walker.nextNode());) {
+            const at = text.data.search(/\\S/);
+            if (at < 0) continue;
+            const range = document.createRange();
+            range.setStart(text, at), range.setEnd(text, at + 1);
+            return range.getBoundingClientRect().top - one.querySelector("i").getBoundingClientRect().top;
+        }
+        return 0;
+    })"""
+    offsets = tab.evaluate(begins)
+    assert len(offsets) == 7 and max(map(abs, offsets)) < 6
+    assert tab.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.code'))")
+    text = tab.locator(".code div.on").inner_text()
+    assert text.endswith(
+        "x.add_(torch.nn.functional.softplus(x).reciprocal().square().tanh().clone().detach().sigmoid())"
+    )
+
+
 def test_chart_says_what_it_draws_and_has_colours_without_modules(made: Any, opened: Any) -> None:
     tab = opened(made("loops")[1])
     steps(tab).last.click()
