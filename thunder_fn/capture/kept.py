@@ -246,6 +246,8 @@ class Kept:
         found += [*self.elsewhere.moved_tensors(), *self.elsewhere.renumbered()]
         self.plain = list(self.elsewhere.stored_plainly())
         check_keys([*found, *self.plain])
+        for one in (*found, *self.plain):
+            self.recorder.texts.check(one.now, "the function stores")
         whole = {id(one.holder) for one in (*found, *self.plain) if one.key is None}
         updates = [pair for pair in self.elsewhere.updated() if id(pair[0].holder) not in whole]
         self.updates = [

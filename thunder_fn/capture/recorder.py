@@ -58,6 +58,7 @@ from thunder_fn.capture.supported import (
     is_wrapped,
     thread_error,
 )
+from thunder_fn.capture.texts import Texts
 from thunder_fn.errors import EscapedTracer, ThunderError, TracedFunctionError, UnsupportedCall
 from thunder_fn.ir import ops
 from thunder_fn.ir.memos import kept_of_ops
@@ -224,7 +225,8 @@ class Recorder:
         )
         self.values = KnownValues(self, is_of_call=is_of_call)
         self.mode.elsewhere = self._on_other_thread
-        self.mode.write = self.values.write if is_of_call else None
+        self.mode.write = self.values.write
+        self.texts = Texts() if self.outer is None else self.outer.texts
         self.properties = Properties(self)
         if self.outer is not None:
             self.mode.share_numbers(self.outer.mode)

@@ -44,6 +44,8 @@ def static_of(leaf: Any, f: Callable[..., Any], name: str) -> Any:
         return TENSOR
     if not is_itself(leaf):
         check_static_output(leaf, f, name)
+        if (recorder := current()) is not None:
+            recorder.texts.check(leaf, f"{name} returned")
     return leaf
 
 

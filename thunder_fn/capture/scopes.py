@@ -254,9 +254,13 @@ def _shown(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> str:
     """The text of a tensor from outside: its values, unless the function has written to it. They
     are those of the trace.
     """
-    if recorder.is_written(args[0]):
-        return getattr(recorder.lift(args[0]), func.__name__)(*args[1:], **kwargs)
     watch, frame = frames.observer(), user_frame()
+    is_written = recorder.is_written(args[0])
+    own = recorder.lift(args[0]) if is_written else None
+    if frame is not None and (own is None or recorder.values.value(own) is None):
+        recorder.texts.ask(frame.f_code.co_filename)
+    if own is not None:
+        return getattr(own, func.__name__)(*args[1:], **kwargs)
     if watch is not None and frame is not None:
         said = Constant("the text of a tensor", frame.f_code.co_filename, frame.f_lineno)
         watch.constants.setdefault(str(said), said)

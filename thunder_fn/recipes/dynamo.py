@@ -206,6 +206,8 @@ def _unchanging(f: Compiled) -> Generator[None]:
     before, watch = host_random.state(), observer()
     if watch is not None:
         watch.refused_draws = (False, True)
+    if (recorder := current()) is not None:
+        recorder.texts.is_wary = True
     yield
     generator = host_random.drawn_since(before) or (
         None if watch is None else watch.moved_generator()

@@ -154,6 +154,7 @@ class KnownValues:
         """The text of a tracer's value in the call that is traced, or None."""
         value = self.value(tracer)
         if value is None:
+            self._recorder.texts.ask()
             return None
         with self._recorder.suspended():
             return write(value)
