@@ -216,6 +216,15 @@ def test_the_citation_has_the_version() -> None:
     assert f"version: {thunder_fn.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_the_release_installs_what_its_tests_need() -> None:
+    """The extras that `test` is made of, but for the site's, which it does not build."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    named = lambda text: set(re.search(r"\[([\w,]+)\]", text)[1].split(","))  # type: ignore[index]
+    tests = next(entry for entry in PROJECT["optional-dependencies"]["test"] if entry.startswith("thunder_fn["))
+    installed = next(line for line in text.splitlines() if "dist/*.whl" in line).partition("whl)")[2]
+    assert named(installed) == named(tests) - {"docs"}
+
+
 def test_the_release_tests_every_version_that_the_metadata_allows() -> None:
     """Python's versions stand in the classifiers, PyTorch's in the dependencies."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
