@@ -142,3 +142,6 @@ def test_repr_is_a_short_line(kind: str) -> None:
 
 def test_a_repr_has_the_first_line_and_no_equations() -> None:
     assert repr(tfn.inspect.cost(f, *ARGS)) == "<CostReport: cost of f: 64 FLOP, 204 B moved ...>"
+    assert repr(tfn.trace(torch.sin, torch.ones(2))) == "<Trace sin: 1 input, 1 equation, 1 output>"
+    both = tfn.trace(lambda x, y: ((x + y).sin(), x), torch.ones(2), torch.ones(2))
+    assert repr(both) == "<Trace program: 2 inputs, 2 equations, 2 outputs>"

@@ -268,8 +268,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "trace": (
         lambda: tfn.quantize(tfn.trace(torch.sin, torch.ones(2))),
-        "expected a function of (params, *inputs), a module or a Rewrite, given a Trace: <Trace sin: 1 inputs, 1 equations, 1 "
-        "outputs>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
+        "expected a function of (params, *inputs), a module or a Rewrite, given a Trace: <Trace sin: 1 input, 1 equation, 1 "
+        "output>\nUse `rewrites.identity(trace, names)` for a trace whose first inputs are parameters.",
     ),
     "adapters on codes": (
         lambda: tfn.lora(

@@ -32,7 +32,7 @@ from typing import Any, Literal as Choice, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from thunder_fn.errors import InvalidTrace, TraceTypeError, kind_of
+from thunder_fn.errors import InvalidTrace, TraceTypeError, counted, kind_of
 from thunder_fn.ir.nesting import make_room
 from thunder_fn.ir.notebook import Shown
 from thunder_fn.ir.sources import Source as Source
@@ -391,10 +391,9 @@ class Trace(Shown):
         return to_html(self)
 
     def __repr__(self) -> str:
-        return (
-            f"<Trace {self.name}: {len(self.inputs)} inputs, {len(self.equations)} equations,"
-            f" {len(self.outputs)} outputs>"
-        )
+        parts = {"input": self.inputs, "equation": self.equations, "output": self.outputs}
+        said = ", ".join(counted(len(part), noun) for noun, part in parts.items())
+        return f"<Trace {self.name}: {said}>"
 
     def python_callable(self) -> Callable[..., tuple[Any, ...]]:
         """The printed program, compiled by Python. Law: it computes the same as `evaluate`."""
