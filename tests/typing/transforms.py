@@ -80,3 +80,41 @@ reveal_type(tfn.cond(x.sum() > 0, torch.sin, torch.cos, [x]))  # type: Tensor
 reveal_type(tfn.while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (x.sum(), x)))  # type: tuple[Tensor, Tensor]
 tfn.scan(body, 1.0, torch.ones(4, 3))  # error: cannot be assigned to parameter
 tfn.cond(x.sum() > 0, step, torch.cos, (x, x))  # error: No overloads for "cond"
+
+
+# custom functions keep the function's signature
+@tfn.custom_vjp
+def clipped(x: Tensor, bound: float = 1.0) -> Tensor:
+    return x * bound
+
+
+def clipped_fwd(x: Tensor, bound: float) -> tuple[Tensor, None]:
+    return clipped(x, bound), None
+
+
+@tfn.custom_jvp
+def softplus(x: Tensor) -> Tensor:
+    return x.exp().log1p()
+
+
+@softplus.defjvp
+def softplus_jvp(primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+    return softplus(*primals), tangents[0]
+
+
+@tfn.custom_vmap
+def square(x: Tensor) -> Tensor:
+    return x * x
+
+
+reveal_type(clipped(x, bound=2.0))  # type: Tensor
+reveal_type(tfn.custom_vjp(loss)({"w": x}, 2))  # type: Tensor
+reveal_type(softplus(x))  # type: Tensor
+reveal_type(softplus_jvp)  # type: (primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Tensor, Tensor]
+reveal_type(square(x))  # type: Tensor
+reveal_type(tfn.grad(clipped)(x))  # type: Tensor
+reveal_type(tfn.vmap(square)(x))  # type: Tensor
+clipped.defvjp(clipped_fwd, lambda _, ct: (ct, None))
+clipped()  # error: Argument missing for parameter "x"
+softplus("x")  # error: cannot be assigned to parameter "x" of type "Tensor"
+clipped.defvjp(loss, clipped_fwd)  # error: cannot be assigned to parameter "fwd"

@@ -28,7 +28,7 @@ _FIX = (
 
 
 class Texts:
-    """What a capture knows of texts of tracers that were asked for."""
+    """The texts of tracers that a capture was asked for."""
 
     def __init__(self) -> None:
         self.is_wary = False

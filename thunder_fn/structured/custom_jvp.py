@@ -21,7 +21,7 @@ Source: jax.custom_jvp for the semantics.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,7 @@ from thunder_fn.ir.trace import Dim, Equation, Literal, Op, TensorType, Trace, T
 from thunder_fn.ir.walking import inline_into
 from thunder_fn.spellings import no_such_name
 from thunder_fn.structured.shared import custom_calls as calls
-from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.custom_calls import Call, F, P, R
 from thunder_fn.structured.shared.side_effects import without_side_effects
 from thunder_fn.structured.shared.wrapping import wrapped
 
@@ -274,7 +274,7 @@ class JvpCall(Call):
         return (*outputs, *filled)
 
 
-class custom_jvp(calls.CustomFunction):
+class custom_jvp(calls.CustomFunction[P, R]):
     """A function whose derivative is yours, in forward and in reverse mode.
 
     Law: ``jvp(f)`` is the rule; ``vjp(f)`` is its transpose; everything else sees f.
@@ -314,7 +314,7 @@ class custom_jvp(calls.CustomFunction):
         jvp="rule",
         symbolic_zeros="Leave it out: tangents that are zero are tensors of zeros.",
     )
-    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def defjvp(self, rule: F) -> F:
         """Set the rule, and return it, so that this is a decorator."""
         self._check_functions(rule)
         self._check_takes(rule, "the primals", "the tangents")
@@ -324,7 +324,7 @@ class custom_jvp(calls.CustomFunction):
     def __getattr__(self, name: str) -> Any:
         raise no_such_name("thunder_fn:custom_jvp", name)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.called(JvpCall, _bind, args, kwargs)
 
 

@@ -83,6 +83,7 @@ from thunder_fn.structured.custom_vjp_rules import (
     capture_vmap,
 )
 from thunder_fn.structured.shared import custom_calls as calls
+from thunder_fn.structured.shared.custom_calls import P, R
 from thunder_fn.structured.shared.wrapping import wrapped
 
 CUSTOM_VJP = Op("structured", "custom_vjp")
@@ -311,7 +312,7 @@ DCE.enter(keep_all, "custom_vjp")
 # ---- for users ----
 
 
-class custom_vjp(calls.CustomFunction):
+class custom_vjp(calls.CustomFunction[P, R]):
     """A function whose backward is yours.
 
     Law: ``vjp(f)`` calls `fwd` and then `bwd`; everything else sees f. So forward mode and reverse
@@ -348,13 +349,13 @@ class custom_vjp(calls.CustomFunction):
         symbolic_zeros="Leave it out: cotangents that are zero are tensors of zeros.",
         optimize_remat="Leave it out: what a backward does not read is not kept.",
     )
-    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+    def defvjp(self, fwd: Callable[..., tuple[R, Any]], bwd: Callable[..., Any]) -> None:
         """Set the rule."""
         self._check_functions(fwd, bwd)
         self._check_takes(bwd, "the residuals", "the cotangent")
         self._rule = (fwd, bwd)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.called(VjpCall, bind_call, args, kwargs)
 
 

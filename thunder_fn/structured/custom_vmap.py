@@ -27,7 +27,7 @@ from thunder_fn.ir.rules import CHECK, DCE, EVALUATE, VMAP, Mask, keep_all
 from thunder_fn.ir.trace import Dim, Equation, Op, Trace, Type
 from thunder_fn.structured.shared import custom_calls as calls
 from thunder_fn.structured.shared.bind import bind
-from thunder_fn.structured.shared.custom_calls import Call
+from thunder_fn.structured.shared.custom_calls import Call, F, P, R
 from thunder_fn.structured.shared.wrapping import wrapper_check_rule
 
 CUSTOM_VMAP = Op("structured", "custom_vmap")
@@ -123,7 +123,7 @@ class VmapCall(Call):
         return tuple(calls.tensors_like(output, primal, "out", where, types=types)), flags
 
 
-class custom_vmap(calls.CustomFunction):
+class custom_vmap(calls.CustomFunction[P, R]):
     """A function whose batching rule is yours.
 
     Law: ``vmap(f)`` is the rule; everything else sees f.
@@ -157,16 +157,16 @@ class custom_vmap(calls.CustomFunction):
     is_differentiated = False
     asked_for = "def_vmap(rule)` before batching it"
 
-    def __init__(self, f: Callable[..., Any]) -> None:
+    def __init__(self, f: Callable[P, R]) -> None:
         super().__init__(f)
 
-    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_vmap(self, rule: F) -> F:
         """Set the rule, and return it, so that this is a decorator."""
         self._check_functions(rule)
         self._rule = rule
         return rule
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         recorder = current()
         if recorder is None:
             return self.f(*args, **kwargs)

@@ -135,7 +135,7 @@ def _of_a_graph(hook: Any) -> Any:
     return inspect.getclosurevars(hook).nonlocals.get("fn")
 
 
-def _identity(hook: Hook) -> custom_vjp:
+def _identity(hook: Hook) -> custom_vjp[[Tensor], Tensor]:
     """The identity, whose backward calls the hook."""
     is_traced = any(map(holds_tracer, _closure(hook)))
 

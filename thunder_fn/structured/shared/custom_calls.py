@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -66,6 +66,9 @@ from thunder_fn.structured.shared.bodies import (
 )
 
 C = TypeVar("C", bound="Call")
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Rule:
@@ -266,7 +269,7 @@ class RuleOfBodies(Rule):
         )
 
 
-class CustomFunction:
+class CustomFunction(Generic[P, R]):
     """A function with a rule of the user's: the common part of custom_jvp, custom_vjp and
     custom_vmap.
     """
@@ -281,13 +284,13 @@ class CustomFunction:
         cls.__call__ = internals.outside_dynamo(cls.__call__)
 
     @spelled(nondiff_argnames="Give their positions: `nondiff_argnums=(0,)`.")
-    def __init__(self, f: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, f: Callable[P, R], nondiff_argnums: Sequence[int] = ()) -> None:
         self._check_functions(f)
         if not isinstance(nondiff_argnums, (tuple, list)) or not all(map(is_int, nondiff_argnums)):
             what = f"expected a tuple of ints for nondiff_argnums, given {nondiff_argnums!r}"
             raise CustomRuleError(f"{type(self).__name__}: {what}")
         functools.update_wrapper(self, f)
-        self.f = f
+        self.f: Callable[..., Any] = f
         self.nondiff_argnums = tuple(nondiff_argnums)
         self._signature = signature_of(f)
         self._rule: Any = None
