@@ -21,15 +21,16 @@ names.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
 
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import TraceTypeError, is_int, spelled, with_article
+from thunder_fn.ir.ops import leaf
 from thunder_fn.ir.text import shown
-from thunder_fn.ir.trace import type_of_value
+from thunder_fn.ir.trace import Op, type_of_value
 from thunder_fn.spellings import no_such_name
 
 __all__ = [
@@ -120,6 +121,11 @@ torch.library.register_fake(
     lib=_library,
 )
 torch.library.register_vmap("thunder_fn::philox_of", _batched_at, lib=_library)
+IN_ATEN: dict[Op, Callable[..., Tensor]] = {
+    leaf(torch.ops.thunder_fn.philox.default): _words,
+    leaf(torch.ops.thunder_fn.philox_of.default): _words_at,
+}
+"""The ops above as functions of PyTorch's own, for programs that leave the process."""
 
 
 def _check_key(name: str, key: Any) -> None:

@@ -137,3 +137,23 @@ def test_onnx(tmp_path: Path) -> None:
     session, x = runtime.InferenceSession(tmp_path / "f.onnx"), torch.randn(7, 64)
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), f(x))
+
+
+KEYED: dict[str, Any] = {
+    "bits": lambda key: tfn.random.bits(key, (3,)),
+    "normal": lambda key: tfn.random.normal(key, (2, 3)),
+    "split": lambda key: tfn.random.split(key, 3),
+    "fold_in": lambda key: tfn.random.fold_in(key, 7),
+    "permutation": lambda key: tfn.random.permutation(key, 5),
+    "batched": lambda key: tfn.vmap(lambda k: tfn.random.uniform(k, (2,)))(tfn.random.split(key, 4)),
+    "loop": lambda key: tfn.scan(lambda k, i: (tfn.random.fold_in(k, i), tfn.random.bits(k)), key, torch.arange(3))[1],
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_random_numbers_are_integer_arithmetic(name: str) -> None:
+    key = tfn.random.key(3)
+    program = tfn.export(KEYED[name], (key,))
+    assert not any("thunder_fn" in str(node.target) for node in program.graph.nodes)
+    for given in (key, tfn.random.key(4)):
+        assert torch.equal(program.module()(given), KEYED[name](given))

@@ -25,6 +25,7 @@ from thunder_fn.ir.trace import (
     subtraces,
 )
 from thunder_fn.portable.errors import not_exported
+from thunder_fn.random import IN_ATEN
 from thunder_fn.structured.shared.scan_parts import Loop
 from thunder_fn.structured.shared.while_parts import While
 
@@ -71,11 +72,7 @@ class Running:
         operands = [env[var.index] for var in equation.operands]
         match equation.op.kind:
             case "leaf":
-                if not _is_pytorchs(equation):
-                    raise not_exported(equation, "is an op that only this process has")
-                args = [self._read(arg, env) for arg in equation.args]
-                kwargs = {key: self._read(arg, env) for key, arg in equation.kwargs}
-                return ops.run(equation.op, args, kwargs)
+                return self._leaf(equation, env)
             case "composite":
                 return self.run(equation.body, operands)
             case "structured" if equation.op.name in _HIGHER_ORDER:
@@ -86,6 +83,15 @@ class Running:
                 return self.run(equation.bodies[0], operands)
             case _:
                 raise not_exported(equation, "has no equal in PyTorch")
+
+    def _leaf(self, equation: Equation, env: list[Any]) -> Values:
+        args = [self._read(arg, env) for arg in equation.args]
+        kwargs = {key: self._read(arg, env) for key, arg in equation.kwargs}
+        if equation.op in IN_ATEN:
+            return (IN_ATEN[equation.op](*args, **kwargs),)
+        if not _is_pytorchs(equation):
+            raise not_exported(equation, "is an op that only this process has")
+        return ops.run(equation.op, args, kwargs)
 
     # ---- bodies as functions of all that they read ----
 
