@@ -135,10 +135,11 @@ function App({ model }) {
     setTarget(null);
   }, [target, rows]);
 
-  const move = (by) => {
+  const move = (to) => {
     const places = rows.flatMap((row, at) => (keyOfRow(row) === null ? [] : [at]));
     const here = places.findIndex((at) => keyOfRow(rows[at]) === selected);
-    const next = rows[places[Math.min(Math.max(0, here < 0 ? (by > 0 ? 0 : places.length - 1) : here + by), places.length - 1)]];
+    const last = places.length - 1;
+    const next = rows[places[Math.min(Math.max(0, to(here, last)), last)]];
     if (next) {
       setSelected(keyOfRow(next));
       setTarget({ i: keyOfRow(next) });
@@ -178,7 +179,8 @@ function App({ model }) {
   };
 
   const act = {
-    j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(-1),
+    j: () => move((here) => here + 1), k: () => move((here, last) => (here < 0 ? last : here - 1)),
+    Home: () => move(() => 0), End: () => move((_, last) => last),
     "]": () => goTo(step + 1), "[": () => goTo(step - 1),
     n: () => nextChange(1), p: () => nextChange(-1),
     e: () => unfoldAll(true), c: () => unfoldAll(false), i: () => setInputs((was) => !was),
@@ -199,6 +201,7 @@ function App({ model }) {
       else foldAround();
     },
   };
+  [act.ArrowDown, act.ArrowUp] = [act.j, act.k];
   act.l = act.ArrowRight;
   act.h = act.ArrowLeft;
   const press = useRef(null);
@@ -209,6 +212,7 @@ function App({ model }) {
       if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
       return;
     }
+    if (event.target.closest?.("#report")) return; // it folds and scrolls by its own keys
     if (event.target.closest?.("button") && event.key === "Enter") return;
     const found = act[event.key];
     if (found) {
@@ -290,7 +294,7 @@ function StepCounts({ counts }) {
 }
 
 const KEYS = [
-  ["j k ↓ ↑", "next, previous row"], ["→ ← Enter", "unfold, fold"], ["[ ]", "previous, next step"],
+  ["j k ↓ ↑", "next, previous row"], ["Home End", "first, last row"], ["→ ← Enter", "unfold, fold"], ["[ ]", "previous, next step"],
   ["n p", "next, previous change"], ["v", "follow a variable of the row, then the next"], ["g", "the equation at the step's peak of memory"], ["/", "search; Enter goes from hit to hit"], ["e c", "unfold all, fold all"],
   ["i", "inputs"], ["s", "a program as the Python that runs"], ["m", "memory, roofline, neither"], ["t", "light, dark"], ["Esc", "let go of variable and row"],
 ];

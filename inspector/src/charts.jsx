@@ -237,7 +237,7 @@ function Roofline({ model, step, reveal }) {
         <text x={px(10 ** tick)} y={height - bottom + 14} text-anchor="middle">{tick < 0 ? (10 ** tick).toFixed(-tick) : countText(10 ** tick)}</text>,
       ])}
       <text x={width - 16} y={height - 2} text-anchor="end">FLOP per byte</text>
-      <text x="4" y="12">{machine ? `at most ${countText(machine[1])}FLOP/s` : "FLOP"}</text>
+      <text x="4" y="12">{machine ? `FLOP/s, at most ${countText(machine[1])}` : "FLOP"}</text>
       {machine && <path class="roof" d={`M${px(10 ** low)} ${py(reach(10 ** low))}L${px(ridge)} ${py(machine[1])}L${px(10 ** high)} ${py(machine[1])}`} />}
       {points.map((one) => (
         <circle tabIndex={0} role="button" aria-label={`${one.name}, ${one.times} times`} onKeyDown={(event) => event.key === "Enter" && (event.stopPropagation(), reveal(one.step, one.node))} cx={px(one.flops / one.bytes)} cy={py(value(one))} r={radius(one)} onClick={() => reveal(one.step, one.node)}>

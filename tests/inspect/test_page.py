@@ -269,6 +269,15 @@ def test_a_plan_has_one_step_and_no_times_of_tracing(width: int, opened: Any) ->
         and tables.get_attribute("tabindex") == "0"
     )
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tables.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_timeout(200)
+    assert (tables.evaluate("one => one.scrollLeft") > 0) == (width == 400) and tab.locator(
+        ".row.selected"
+    ).count() == 0
+    tab.locator("#report summary").focus()
+    tab.keyboard.press("Enter")
+    assert not tab.locator("#report").evaluate("one => one.open")
 
 
 def test_search_goes_from_hit_to_hit(made: Any, opened: Any) -> None:
@@ -310,6 +319,11 @@ def test_keys(made: Any, opened: Any) -> None:
     assert tab.locator(".row.selected").inner_text() != first
     tab.keyboard.press("]")
     assert steps(tab).nth(1).get_attribute("aria-current") == "true"
+    for key, place in (("End", "last"), ("Home", "first")):
+        tab.keyboard.press(key)
+        tab.wait_for_timeout(100)
+        shown = tab.locator(".row[role=row][tabindex], .row.node, .row.group")
+        assert getattr(shown, place).get_attribute("class").find("selected") >= 0, key
     tab.keyboard.press("n")
     assert "added" in tab.locator(".row.selected").get_attribute("class")
     tab.keyboard.press("c")
