@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import cut, inline_into, ops, put, rewritten
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, map_arg, python_args
+from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, as_arg, map_arg, python_args
 from thunder_fn.structured.cond import COND
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program, Step
@@ -30,14 +32,19 @@ from thunder_fn.testing.growing import (
     EFFECTS,
     INSIDE,
     LOOPS,
+    NESTS,
     RULED,
     SWAPPED,
     VECTOR,
     calls_of,
     conversions_of,
     cousins_of_leaves,
+    deep_nests,
     nested,
+    on_constants,
     pairs_of,
+    redrawn,
+    runs,
     two_deep,
 )
 from thunder_fn.testing.laws.draws import laws_of_draws
@@ -51,6 +58,7 @@ from thunder_fn.testing.schemas import MOST_PICKS, calls_of_samples
 from thunder_fn.testing.user import MOST_IDLE, Search, Share, in_shares, laws_of_transform, steps_alone
 from thunder_fn.testing.vocabulary import vocabulary
 
+DIFFERENCE = ops.leaf(ops.aten.sub.Tensor)
 SIN, COS = ops.leaf(ops.aten.sin.default), ops.leaf(ops.aten.cos.default)
 
 
@@ -309,6 +317,93 @@ def permuted_once(trace: Trace) -> Trace:
     return rewritten(trace, rewrite)
 
 
+def fused(name: str, arguments: Any) -> Any:
+    """The transform that makes one call of two in a row, with arguments made of both; None for those
+    that it leaves.
+    """
+
+    def transform(trace: Trace) -> Trace:
+        makers = {var: e for e in trace.equations for var in e.outputs}
+        known: dict[Any, Any] = {}
+
+        def rewrite(builder: Any, equation: Equation, operands: Any) -> Any:
+            known.update(zip(equation.operands, operands, strict=True))
+            inner = makers.get(equation.operands[0]) if equation.op.name == name else None
+            if inner is None or inner.op != equation.op or inner.operands[0] not in known:
+                return put(builder, equation, operands)
+            new = arguments(*(python_args(e, lambda var: var)[0] for e in (inner, equation)))
+            if new is None or equation.kwargs or inner.kwargs:
+                return put(builder, equation, operands)
+            args = (known[inner.operands[0]], *map(as_arg, new))
+            return builder.add(equation.op, args, equation.output_types)
+
+        return rewritten(trace, rewrite)
+
+    return transform
+
+
+def _unclamped(first: list[Any], second: list[Any]) -> Any:
+    """Wrong: `x[a:b][c:d]` as `x[a + c : a + d]`, which may end behind b."""
+    if not len(first) == len(second) == 4 or first[1] != second[1] or None in (*first, *second):
+        return None
+    (_, dim, a, b), (_, _, c, d) = first, second
+    return (dim, a + c, a + d) if min(a, b, c, d) >= 0 else None
+
+
+def _dims_of_the_whole(first: list[Any], second: list[Any]) -> Any:
+    """Wrong: dims below 0 of a sum of a sum, counted from the end of the first operand."""
+    if len(first) != 2 or len(second) != 2 or not first[1] or not second[1]:
+        return None
+    rank = len(first[0].type.shape)
+    gone = {dim % rank for dim in first[1]}
+    rest = [dim for dim in range(rank) if dim not in gone]
+    own = {dim % rank if dim < 0 else rest[dim] for dim in second[1]}
+    return [sorted(gone | own)]
+
+
+def _turned_as_one(first: list[Any], second: list[Any]) -> Any:
+    """Wrong: two shifts along any two dims as one."""
+    if len(first) != 3 or len(second) != 3 or len(first[1]) != 1 or len(second[1]) != 1:
+        return None
+    return ([first[1][0] + second[1][0]], first[2]) if {*first[2]} != {*second[2]} else None
+
+
+def exchanged_deep(trace: Trace, depth: int = 0) -> Trace:
+    """Wrong: in the second branch of a choice that is inside of two more equations, differences are
+    turned around.
+    """
+
+    def of(e: Equation) -> Equation:
+        bodies = [exchanged_deep(body, depth + 1) for body in e.bodies]
+        if e.op == COND and depth >= 2:
+            new = (replace(q, args=q.args[::-1]) if q.op == DIFFERENCE else q for q in bodies[1].equations)
+            bodies[1] = replace(bodies[1], equations=tuple(new))
+        return replace(e, bodies=tuple(bodies))
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def constants_exchanged(trace: Trace, path: tuple[str, ...] = ()) -> Trace:
+    """Wrong: a loop inside of a loop reads its constants in another order."""
+
+    def of(e: Equation) -> Equation:
+        bodies = tuple(constants_exchanged(body, (*path, e.op.name)) for body in e.bodies)
+        new = replace(e, bodies=bodies)
+        if e.op.name == "scan" and "while_loop" in path and e.literals["num_consts"] == 2:
+            a, b, *rest = e.args
+            new = replace(new, args=(b, a, *rest)) if e.operand_types[0] == e.operand_types[1] else new
+        return new
+
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def one_of_each_type(trace: Trace) -> Trace:
+    """Wrong: constants of the trace's own are one if their types are."""
+    first: dict[Any, Any] = {}
+    own = {c.var: first.setdefault(c.var.type, c.var) for c in trace.constants if c.owned}
+    return replace(trace, equations=tuple(e.reading(lambda var: own.get(var, var)) for e in trace.equations))
+
+
 def converted_once(trace: Trace) -> Trace:
     """Wrong: a conversion that loses digits is left out before another one."""
     makers = {var: e for e in trace.equations for var in e.outputs}
@@ -342,6 +437,7 @@ def _numbers(e: Equation) -> list[Any]:
     return [tuple(arg) if isinstance(arg, list) else arg for arg in python_args(e, str)[0]]
 
 
+IN_ORDER = COUSINS[: 2 * len(NESTS)]
 NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].steps[0].bodies]
 
 
@@ -357,12 +453,21 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         (merged_branches(lambda bodies: len({body.equations for body in bodies}) == 1), CASES),
         (permuted_once, pairs_of(["aten.permute.default"])),
         (without("aten.flip.default", 1, (Literal(0),)), pairs_of(["aten.flip.default"])),
+        (fused("aten.sum.dim_IntList", _dims_of_the_whole), pairs_of(["aten.sum.dim_IntList"])),
+        (fused("aten.roll.default", _turned_as_one), pairs_of(["aten.roll.default"])),
+        (exchanged_deep, list(deep_nests(()))),
+        (constants_exchanged, list(deep_nests(("while_loop", "scan")))),
+        (one_of_each_type, list(on_constants(["aten.neg.default"]))),
+        (one_of_each_type, CONSTANTS),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.bodies, str(e.args))), COUSINS),
         (merged_by(lambda e, xs: (e.op, frozenset(xs), e.output_types, e.kwargs, e.bodies)), SWAPPED),
         (merged_by(lambda e, xs: (e.op, frozenset(xs), e.kwargs) if e.op.name == "aten.add.Tensor" else e), SWAPPED),
         (merged_by(lambda e, xs: (e.op, *xs, tuple(map(_leaves_of, e.bodies)), e.kwargs, str(e.args))), NESTED_COUSINS),
+        (merged_by(lambda e, xs: (e.op, *xs, e.kwargs, str(e.args), e.bodies[1:], len(e.bodies))), IN_ORDER),
+        (merged_by(lambda e, xs: (e.op, *xs, e.kwargs, str(e.args), e.bodies[:1])), IN_ORDER),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, str(e.args))), cousins_of_leaves),
+        (merged_by(lambda e, xs: (e.op, *xs, e.output_types, hash((e.args[1:], e.kwargs)))), cousins_of_leaves),
         (merged_by(lambda e, xs: (e.op, *xs, e.output_types, e.kwargs)), cousins_of_leaves),
         (merged_by(lambda e, xs: (e.op, *xs, str(python_args(e, str)[1]), *_numbers(e))), cousins_of_leaves),
     ],
@@ -376,12 +481,21 @@ NESTED_COUSINS = [program for program in COUSINS if program.steps[0].bodies[0].s
         "results of branches",
         "permutations",
         "dims",
+        "sums of sums",
+        "turns",
+        "deep branches",
+        "constants of deep loops",
+        "own constants of an op",
+        "own constants",
         "bodies",
         "options",
         "order",
         "order of sums with alpha",
         "nests",
+        "first bodies",
+        "other bodies",
         "keywords",
+        "one hash",
         "arguments",
         "numbers",
     ],
@@ -407,7 +521,7 @@ def test_one_op_reads_another_as_each_operand_and_with_each_argument() -> None:
 
 def test_every_program_made_on_purpose_is_a_trace() -> None:
     """A program that cannot be built is passed over, so nobody would miss it."""
-    programs = (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *two_deep())
+    programs = (*DRAWS, *CONSTANTS, *DEAD, *COUSINS, *SWAPPED, *two_deep(), *deep_nests(()))
     for program in programs:
         assert Case(program).trace.outputs
     assert len({str(Case(program).trace) for program in two_deep()}) == 100
@@ -629,6 +743,43 @@ def without_contiguous(trace: Trace) -> Trace:
     return rewritten(trace, lambda b, e, xs: xs if copies(e) else put(b, e, xs))
 
 
+def without_formats(trace: Trace) -> Trace:
+    """Wrong: who reads a copy may ask for its layout."""
+    plain = lambda e: replace(e, kwargs=()) if e.op.name == "aten.clone.default" else e
+    return replace(trace, equations=tuple(map(plain, trace.equations)))
+
+
+def nests_by_name(trace: Trace) -> Trace:
+    """Wrong: two structured ops beside each other are sorted, whatever they draw and show."""
+    found = list(trace.equations)
+    for place, (a, b) in enumerate(itertools.pairwise(trace.equations)):
+        if a.bodies and b.bodies and a.op.name > b.op.name and not set(b.operands) & set(a.outputs):
+            found[place : place + 2] = [b, a]
+            return cut(trace, equations=found)
+    return trace
+
+
+def without_unread_draws_in_branches(trace: Trace) -> Trace:
+    """Wrong: a branch draws no number that nothing in it reads."""
+    dropped = lambda e: replace(e, bodies=tuple(map(not_drawn, e.bodies))) if e.op == COND else e
+    return replace(trace, equations=tuple(map(dropped, trace.equations)))
+
+
+def with_the_first_constraint(trace: Trace) -> Trace:
+    """Wrong: the trace may have more constraints than one."""
+    return replace(trace, constraints=trace.constraints[:1])
+
+
+def without_lines_in_bodies(trace: Trace) -> Trace:
+    """Wrong: the equations of bodies lose their lines."""
+
+    def bare(body: Trace) -> Trace:
+        return replace(body, equations=tuple(replace(e, source=None) for e in body.equations))
+
+    of = lambda e: replace(e, bodies=tuple(map(bare, e.bodies)))
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
 def calls_merged_in_loops(trace: Trace) -> Trace:
     """Wrong: equal calls in the bodies of loops are one, though they draw."""
 
@@ -820,6 +971,12 @@ def written_out(name: str, *parts: Any) -> Any:
         (constants_by_address, "keeps values", CONSTANTS),
         (scalars_written, "leaves closed-over tensors alone", CONSTANTS),
         (without_contiguous, "keeps shared memory", ALIASES),
+        (without_formats, "keeps values", ALIASES),
+        (nests_by_name, "draws in the same order", DRAWS),
+        (nests_by_name, "keeps effects", EFFECTS),
+        (without_unread_draws_in_branches, "draws as many numbers", DRAWS),
+        (with_the_first_constraint, "carries facts", LOOPS[:1]),
+        (without_lines_in_bodies, "has lines", LOOPS),
         (calls_merged_in_loops, "draws as many numbers", DRAWS),
     ],
 )
@@ -861,11 +1018,23 @@ def without_squeezes(trace: Trace) -> Trace:
     return rewritten(trace, noting)
 
 
-@pytest.mark.parametrize("wrong", [sums_of_one, without_squeezes])
+@pytest.mark.parametrize(
+    "wrong", [sums_of_one, without_squeezes, fused("aten.amax.default", _dims_of_the_whole)], ids=["1", "2", "3"]
+)
 def test_drawn_programs_of_what_the_code_names_show(wrong: Any) -> None:
     """Several conditions together are reached by the branches of the code, and by what it changes."""
     broken = Search(wrong, Promised()).on_drawn()
     assert broken is not None and broken[0] in ("keeps values", "gives checked traces")
+
+
+def test_the_same_arguments_are_drawn_with_other_values() -> None:
+    """Of a program that a transform changes, programs are drawn that it changes too."""
+    slices, rng = "aten.slice.Tensor", random.Random(0)
+    chain = Program((TensorType(torch.float64, (4,)),), (Step(slices, (0, 0, 2, 5)),) * 2)
+    law = laws_of_transform(fused(slices, _unclamped), Promised())["keeps values"]
+    assert counterexample_in(law, Case(chain)) is None
+    cases = [Case(redrawn(chain, rng, (slices,), ())) for _ in range(200)]
+    assert any(counterexample_in(law, case) for case in cases if runs(case.program))
 
 
 def test_a_drawn_call_reads_what_is_newest_as_any_operand() -> None:

@@ -18,7 +18,14 @@ import torch
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import Op, TensorType, Trace
-from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
+from thunder_fn.testing.drawn_programs import (
+    BODIES,
+    FAMILIES,
+    Program,
+    Step,
+    build,
+    example_inputs,
+)
 from thunder_fn.testing.schemas import (
     DTYPES,
     MOST_PICKS,
@@ -225,6 +232,31 @@ with the right rule: who inlines one, or takes one for another call, changes wha
 make of the trace.
 """
 
+_CLOSED_NESTS = {"call": (3,), "cond": (2, 1, 3)}
+"""Steps that own bodies, with picks that give them nothing to read."""
+
+
+def _beside_closed(steps: tuple[Step, ...], others: tuple[Step, ...]) -> Iterator[Program]:
+    """Nest some steps in each structured op, and others in one beside it that reads nothing: the
+    two may be exchanged but for what they do.
+    """
+    closed = {
+        name: Step(name, picks, (Program((), others),) * BODIES[name])
+        for name, picks in _CLOSED_NESTS.items()
+    }
+    for second in closed.values():
+        for name, variants in NESTS.items():
+            first = nested(name, steps, variants[0])
+            yield replace(first, steps=(*first.steps, second))
+        for name, picks in _CLOSED_NESTS.items():
+            yield Program((), (second, *nested(name, steps, picks).steps))
+
+
+_ONE_UNREAD = Program(
+    (), (Step("rand"), Step("sin", (1,)), Step("normal_like"), Step("mul", (0, 1))), (0,)
+)
+"""Two draws, one of which nothing reads."""
+
 _DRAWING = ("rand", "normal_like", "bernoulli", "dropout")
 
 DRAWS: tuple[Program, ...] = (
@@ -257,6 +289,11 @@ DRAWS: tuple[Program, ...] = (
             ),
         )
     ),
+    *(
+        Program((VECTOR, VECTOR), (Step(name, picks, (_ONE_UNREAD,) * BODIES[name]), Step("rand")))
+        for name, (picks, *_) in NESTS.items()
+    ),
+    *_beside_closed((Step("rand"), Step("sin")), (Step("rand"), Step("bernoulli"))),
 )
 """Programs whose draws can be merged, dropped, repeated and put in another order."""
 
@@ -312,10 +349,41 @@ CONSTANTS: tuple[Program, ...] = (
     Program((VECTOR,), (Step("scaled"),)),
     *(nested(name, (_OWN, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
     *(nested(name, (_CLOSED, Step("sin"), Step("cos")), p[0]) for name, p in NESTS.items()),
+    *(
+        Program((VECTOR, VECTOR), (*one.steps, *other.steps, Step("sub", (0, 1))))
+        for name, picks in NESTS.items()
+        for one, other in (
+            [
+                nested(
+                    name, (replace(_OWN, picks=(n,)), Step("sin"), Step("mul", (0, 1))), picks[-1]
+                )
+                for n in (0, 1)
+            ],
+        )
+    ),
 )
 """Programs that compute with constants of their own, and with closed-over tensors, which may
 change. Some differ in the values of a constant, and nothing else.
 """
+
+
+def on_constants(names: Sequence[str]) -> Iterator[Program]:
+    """Programs that call an op on two constants of their own, or beside them: these differ in their
+    values, and nothing else.
+    """
+    for name in names:
+        for step in _variants(name)[:2]:
+            if any(takes(name, (type,) * 2, step.picks) for type in _TYPES_OF_CONSTANTS):
+                twice = (*_owned(0, step), *_owned(1, step))
+                yield Program((VECTOR,), (*twice, Step("sub", (0, 2))))
+
+
+_TYPES_OF_CONSTANTS = (TensorType(F64, (3,)),)
+
+
+def _owned(place: int, step: Step) -> tuple[Step, Step]:
+    return replace(_OWN, picks=(place,)), step
+
 
 _PART = Program((), CHAIN[:3], (1,))
 _ONE_SIDED = Program((), (Step("sin"),), (0,))
@@ -356,6 +424,7 @@ EFFECTS: tuple[Program, ...] = (
             replace(nested("composite", own.steps, (0, 1, 0, 1)), outputs=(-1,)),
         )
     ),
+    *_beside_closed(_SHOWN, (Step("full", (1,)), Step("effect"))),
 )
 """Programs that call Python, on values that differ and on the same twice, around bodies that do so,
 and where nobody reads their results.
@@ -369,6 +438,10 @@ _COPIES = (
     Step("aten.sub.Scalar", (0, 3)),
     Step("aten.pow.Tensor_Scalar", (0, 4)),
 )
+
+
+_FLAT = Step("aten.view.default", (0, 5))
+"""The elements in one row."""
 
 
 def _copied(step: Step, place: int) -> Step:
@@ -392,8 +465,14 @@ ALIASES: tuple[Program, ...] = (
         for name, (picks, *_) in NESTS.items()
         for view, copy in itertools.product(_VIEWS[:2], _COPIES[:2])
     ),
+    *(
+        Program((TensorType(F64, (2, 3)),), (_VIEWS[0], *more, _COPIES[1], _FLAT))
+        for more in ((), (Step("sin"),))
+    ),
 )
-"""Programs that return copies of views, and both: a copy that goes leaves results in one memory."""
+"""Programs that return copies of views, and both: a copy that goes leaves results in one memory.
+In the last ones, who reads the copy asks for its layout.
+"""
 
 _ON = Program((), (), (2, 1))
 """A condition that holds as long as the loop counts."""
@@ -404,6 +483,89 @@ BOUNDED: tuple[Program, ...] = tuple(
     for steps in (CHAIN[2:3], (*CHAIN[2:3], Step("cos")))
 )
 """Loops that end because of `max_steps`, or because their condition says so."""
+
+MOST_DEEP = 40
+
+_LEAVES: tuple[tuple[Step, ...], ...] = (
+    (Step("mul", (0, 1)), Step("sub", (0, 1))),
+    (Step("mul", (0, 1)), Step("sub", (1, 0))),
+    (Step("mul", (0, 1)), Step("add_scaled", (0, 1, 1))),
+    (Step("mul", (0, 1)), Step("sin")),
+    (Step("sub", (1, 0)), Step("cos")),
+)
+"""The steps of innermost bodies: each differs from the next one in little."""
+
+_ONCE = ("checkpoint", "call", "custom_vjp", "composite")
+_CHOICES, _LOOPS = ("cond", "switch"), ("scan", "while_loop")
+
+
+_BOOL = TensorType(torch.bool, ())
+_Given = Sequence[TensorType | None]
+_DEEP_INPUTS = ((VECTOR, VECTOR), (_BOOL, VECTOR, VECTOR), (VECTOR,) * 3)
+_KINDS = (_CHOICES, _CHOICES, _LOOPS, _LOOPS, _ONCE)
+
+
+def deep_nests(names: Sequence[str]) -> Iterator[Program]:
+    """Nest three and four structured ops in each other, half of them among these. The branches of a
+    choice differ in the innermost bodies alone, or one of them is short.
+    """
+    rng = random.Random(0)
+    known = [name for name in names if name in itertools.chain(*_KINDS)]
+    for number in range(MOST_DEEP):
+        kinds = tuple(
+            rng.choice(known if known and rng.random() < 0.5 else rng.choice(_KINDS))
+            for _ in range(3 + number % 2)
+        )
+        types = _DEEP_INPUTS[number % 3]
+        step = _nest(kinds, types, number, rng)
+        yield Program(types, (step, Step("sub", (0, 1))))
+
+
+def _nest(kinds: tuple[str, ...], given: _Given, leaves: int, rng: random.Random) -> Step:
+    """A step of the first of these kinds around the others, on all that is given; None stands for
+    the counter of a loop. `leaves` chooses the innermost steps, and branches have different ones.
+    """
+    name, *inner = kinds
+    data = [place for place, type in enumerate(reversed(given)) if type is not None][::-1]
+    picks, own = _on_all(name, given, data, rng)
+    is_short, state = rng.random() < 0.5, rng.getstate()
+    outputs = (0, 1) if name in _LOOPS else rng.choice(((0,), (0, 1)))
+    bodies = list[Program]()
+    for branch in range(BODIES[name] if name in _CHOICES else 1):
+        few = _LEAVES[(leaves + branch) % len(_LEAVES)]
+        steps = (*few, Step("sub", (0, len(few) + own.count(VECTOR) - 1)))  # and the oldest value
+        if inner and not (branch and is_short):
+            rng.setstate(state)  # the nests of all branches are alike but for their leaves
+            steps = (_nest((*inner,), own, leaves + branch, rng), Step("sub", (0, 2)), few[0])
+        bodies.append(Program((), steps, outputs))
+    counts = [_ON] * (name == "while_loop")
+    return Step(name, picks, (*bodies, *counts))
+
+
+def _on_all(
+    name: str, given: _Given, data: Sequence[int], rng: random.Random
+) -> tuple[tuple[int, ...], list[TensorType | None]]:
+    """The picks of a step on the values at these places, and what its body is given."""
+    own: list[TensorType | None] = [type for type in given if type is not None]
+    if name in _LOOPS:
+        carries = rng.choice((1, 2))
+        started = (carries - 1, *(pick for place in data[-carries:] for pick in (place, 0)))
+        consts, count = data[:-carries], len(data) - carries
+        if name == "scan":
+            loop = (rng.randrange(2), rng.randrange(2), 1)
+            return (*started, (2, 0, 1)[count], *consts, *loop), own
+        picks = (*started, (1, 0, 2)[count], *consts, rng.randrange(2), rng.randrange(2))
+        return picks, [*own[:-carries], None, *own[-carries:]]
+    first, made = ((0,) if name == "composite" else ()), 0
+    if name == "switch":
+        first, made = (0, rng.randint(1, 3), 1), 1
+    if name == "cond":
+        scalars = sum(type in (None, _BOOL) for type in given)
+        ways = [((0, 0), 2), ((2, rng.randrange(2)), 1)]
+        ways += [((3, rng.randrange(scalars)), 0)] * 3 if scalars else []
+        first, made = rng.choice(ways)
+    return (*first, len(data) - 1, *(place + made for place in data)), own
+
 
 _BRANCHES = (
     *(
@@ -492,7 +654,18 @@ SWAPPED: tuple[Program, ...] = (
 )
 """Programs with one op on two operands, and on the same in the other order, returned or read."""
 
+_IN_ORDER = (Step("power"), Step("sub", (0, 1)), Step("sin"))
+"""Steps that read their operands in an order, and numbers."""
+
 COUSINS: tuple[Program, ...] = (
+    *(
+        Program(
+            (VECTOR, VECTOR),
+            (*nested(name, _IN_ORDER, variants[-1]).steps, Step("cousin", (what,)), *_READING),
+        )
+        for name, variants in NESTS.items()
+        for what in (2, 3)
+    ),
     *(
         Program(
             (VECTOR, VECTOR),
@@ -527,6 +700,9 @@ ALIKE = ((MATRIX, MATRIX), (TensorType(torch.int64, (3, 3)),) * 2)
 WITH_NUMBERS = ("aten.mul.Scalar", "aten.pow.Tensor_Scalar", "aten.rsub.Scalar")
 """Ops whose results depend on the type of a number."""
 
+ALONG_DIMS = ("aten.sum.dim_IntList", "aten.cumsum.default", "aten.flip.default", "aten.mul.Scalar")
+"""Ops of which -1 and -2 are two arguments: Python gives them one hash."""
+
 MOST_COUSINS = 4
 
 
@@ -537,7 +713,7 @@ def cousins_of_leaves(names: Sequence[str]) -> tuple[Program, ...]:
     """
     of_steps = (*FAMILIES_OF_LEAVES, *WITH_NUMBERS)
     steps = [Program(types, (Step(name),)) for types in ALIKE for name in of_steps]
-    found: dict[Trace, Program] = {}
+    found = {build(pair): pair for name in (*ALONG_DIMS, *names) for pair in _of_one_hash(name)}
     known = set[tuple[Op, TensorType]]()
     for program in (*steps, *(call for name in names for call in calls_of(name)[:1])):
         last = build(program).equations[-1:]
@@ -548,6 +724,16 @@ def cousins_of_leaves(names: Sequence[str]) -> tuple[Program, ...]:
                 read = replace(pair, steps=(*pair.steps, Step("mul", (0, 1))))
                 found.setdefault(build(pair), read)
     return tuple(found.values())
+
+
+def _of_one_hash(name: str) -> Iterator[Program]:
+    """Two calls whose arguments have one hash in Python and are not equal: -1 and -2."""
+    for types in CUBES[:2]:
+        calls = {step: takes(name, types, step.picks) for step in _variants(name)}
+        for (a, one), (b, other) in itertools.combinations(calls.items(), 2):
+            if one and other and one != other and hash(one) == hash(other):
+                second = replace(b, picks=(1, *b.picks[1:]))
+                yield Program(types, (a, second, Step("mul", (0, 1))))
 
 
 def _cousins_of(program: Program) -> Iterator[Program]:
@@ -562,7 +748,10 @@ MOST_PAIRS, MOST_OF_ONE, MOST_CHAINS = 720, 480, 50
 
 CUBES = tuple(
     (TensorType(dtype, shape),) * 2
-    for dtype, shape in ((F64, (2, 2, 2)), (F64, (4, 4)), (F64, (2,)), (torch.float32, (2, 2)))
+    for dtype, shape in (
+        *((F64, (2, 2, 2)), (F64, (4, 4)), (F64, (2,))),
+        *((torch.float32, (2, 2)), (torch.int64, (2, 2, 2))),
+    )
 )
 """Inputs all of whose dims are alike, so that one op can often follow another."""
 
@@ -580,7 +769,7 @@ def pairs_of(names: Sequence[str]) -> list[Program]:
 
 
 def _on_itself(name: str) -> list[Program]:
-    found = dict[Program, None]()
+    found = list[list[Program]]()
     for types in CUBES:
         calls = [step for step in _variants(name) if takes(name, types, step.picks)]
         if not calls:
@@ -602,10 +791,9 @@ def _on_itself(name: str) -> list[Program]:
             Program(types, (plain, both), (0, 1)),
             Program(types, (plain, both, Step("sub", (0, 1)))),
         ]
-        found.update(dict.fromkeys(programs))
-    for call in calls_of(name)[:1]:
-        found.update(dict.fromkeys([replace(call, steps=call.steps * 2)]))
-    return list(found)
+        found.append(programs)
+    found.append([replace(call, steps=call.steps * 2) for call in calls_of(name)[:1]])
+    return list(dict.fromkeys(in_turn(found)))
 
 
 def _with_two(calls: Sequence[Step], types: tuple[TensorType, ...]) -> list[Step]:
@@ -635,6 +823,7 @@ def _one_on_another(first: str, second: str) -> list[Program]:
     """The second op reads results of the first, as each operand and with each argument."""
     types = next((call.inputs for call in calls_of(first)), (VECTOR, VECTOR))
     makers = [step for step in _variants(first) if takes(first, types, step.picks)]
+    makers += _with_two(makers, types) if makers else []
     readers = [_as_operand(second, place, step) for step in _variants(second) for place in (0, 1)]
     if not makers or not takes_after(Program(types, (makers[0],)), readers[0]):
         return []
@@ -795,8 +984,10 @@ def redrawn(
     """
     steps, inputs, at = list(program.steps), program.inputs, rng.randrange(len(program.steps) + 1)
     match rng.randrange(6):
-        case 0 | 1 | 2 if at < len(steps):
+        case 0 | 1 if at < len(steps):
             steps[at] = _other_picks(steps[at], rng)
+        case 2:
+            steps = [_other_values(step, rng) for step in steps]
         case 3:
             steps.insert(at, _drawn_step(rng, ops, nests, 2))
         case 4 if inputs:
@@ -804,6 +995,16 @@ def redrawn(
         case _:
             return changed(program, rng, ops)
     return replace(program, inputs=inputs, steps=tuple(steps[:24]))
+
+
+def _other_values(step: Step, rng: random.Random) -> Step:
+    """The call with the same arguments set, to other values: what a rewrite looks for stays."""
+    counts = num_values(step.op) if step.op.count(".") == 2 and "#" not in step.op else ()
+    picks = (
+        rng.randrange(1, count) if pick and count > 1 else pick
+        for pick, count in itertools.zip_longest(step.picks, counts[: len(step.picks)], fillvalue=0)
+    )
+    return replace(step, picks=tuple(picks))
 
 
 def _drawn_type(type: TensorType, rng: random.Random) -> TensorType:
@@ -1000,10 +1201,16 @@ def calls_of(name: str) -> tuple[Program, ...]:
 
 
 def _with_a_number(name: str) -> Iterator[Step]:
-    """The calls with a number in the place of a tensor: of integers, it decides the dtype."""
+    """The calls with a number in the place of a tensor: of integers, it decides the dtype. Then
+    those with one of two numbers, and another value of one more argument.
+    """
+    counts = num_values(name)
     for place in number_places(name):
-        for pick in range(2, num_values(name)[place]):
+        for pick in range(2, counts[place]):
             yield Step(name, (*(0,) * place, pick))
+        for other in range(place + 1, len(counts)):
+            for pick, value in itertools.product((2, 4), range(1, counts[other])):
+                yield Step(name, (*(0,) * place, pick, *(0,) * (other - place - 1), value))
 
 
 def _of_infinite(name: str) -> Iterator[Program]:

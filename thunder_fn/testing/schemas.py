@@ -44,7 +44,7 @@ NUMBERS = (2, 0.5, -3, 0, 1, True, -1, 3, -2, -0.5)
 OPERANDS = (2, 0.5, 0, 1, 0.0, 1.0, -1, True, -3)
 """The numbers that take the place of a tensor."""
 
-INTEGERS = (1, 0, -1, 2, 3)
+INTEGERS = (1, 0, -1, 2, 3, -2)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "ij", "reflect")
 """The texts that arguments of PyTorch's ops take, `None` aside."""
 
@@ -419,7 +419,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "ScalarType": DTYPES,
     "Device": (torch.device("cpu"),),
     "MemoryFormat": (torch.contiguous_format, torch.preserve_format),
-    "List[int]": ((0,), (-1,), (0, 1), (2, 3), (), (1,)),
+    "List[int]": ((0,), (-1,), (1,), (0, 1), (), (-2,), (0, -1), (2, 3)),
     "List[bool]": ((True, True), (True, False), (True, True, True)),
     "List[float]": ((0.5, 2.0),),
     "List[number]": ((2, 0.5),),
@@ -434,9 +434,12 @@ def _of_kind(argument: Any, draft: Draft) -> Iterator[Any]:
         shape = tuple(shape_of(draft.env[-1]))
         dims = tuple(range(len(shape)))
         turned, swapped = (*dims[1:], *dims[:1]), (*dims[1:2], *dims[:1], *dims[2:])
-        sizes = (shape, (0,), (-1, *shape[1:]), (2, *shape), (*shape[:-1], -1))
-        yield from sizes if argument.name in _SHAPES else ((0,), turned, swapped, shape)
-    yield from _VALUES.get(inner, ())
+        if argument.name in _SHAPES:
+            yield from (shape, (0,), (-1, *shape[1:]), (2, *shape), (*shape[:-1], -1))
+        # dims come before what depends on the rank: a pick means the same of each operand
+        yield from (*_VALUES[inner], turned, swapped, shape)
+    else:
+        yield from _VALUES.get(inner, ())
 
 
 # ---- which calls there are ----

@@ -52,8 +52,10 @@ from thunder_fn.testing.growing import (
     changed,
     conversions_of,
     cousins_of_leaves,
+    deep_nests,
     drawn_of,
     in_single,
+    on_constants,
     pairs_of,
     redrawn,
     runs,
@@ -452,7 +454,9 @@ class Search:
 
     def _further_programs(self) -> Iterator[Program]:
         yield from two_deep()
+        yield from deep_nests(self.nests)
         yield from ON_PURPOSE
+        yield from on_constants(self.ops)
         yield from cousins_of_leaves(self.ops)
         yield from conversions_of(self.ops)
         yield from pairs_of(self.ops)

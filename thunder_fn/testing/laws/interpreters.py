@@ -336,8 +336,9 @@ def marked(trace: Trace) -> tuple[Trace, dict[Trace, Expr]]:
                 )
                 for equation in trace.equations
             )
+            first = Expr(sympy.Symbol(f"mark{number}", integer=True) > -1)  # each has to be kept
             new = dataclasses.replace(
-                trace, equations=equations, constraints=(*trace.constraints, own)
+                trace, equations=equations, constraints=(first, *trace.constraints, own)
             )
             found[trace] = new
         return found[trace]

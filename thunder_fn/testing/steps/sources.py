@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from thunder_fn.ir import ops
-from thunder_fn.ir.trace import Arg, Literal, Trace
+from thunder_fn.ir.trace import Arg, Equation, Literal, Trace
 from thunder_fn.structured.custom_vjp import CUSTOM_VJP
 from thunder_fn.testing.drawn_programs import (
     BODIES,
@@ -189,13 +189,26 @@ def _cousin(d: Draft, _: Step) -> None:
         args, kwargs = found[d.number(len(found))]
         d.leaf(ops.overload(known.op), *args, **kwargs)
         return
-    new = replace(known, bodies=tuple(map(_with_others, known.bodies)))
-    if d.number(2) == 1:
-        options = tuple((key, _turned(value)) for key, value in known.kwargs)
-        if options == known.kwargs:
-            raise Skip
-        new = replace(known, kwargs=options)
+    new = _changed(known, d.number(4))
+    if new == known:
+        raise Skip
     d.bind(d.builder.copy(new, lambda var: var))
+
+
+def _changed(known: Equation, what: int) -> Equation:
+    """An equation with other leaves in its bodies, other options, other operands of the leaves of
+    its first body, or other numbers in its last one.
+    """
+    match what:
+        case 0:
+            return replace(known, bodies=tuple(map(_with_others, known.bodies)))
+        case 1:
+            options = tuple((key, _turned(value)) for key, value in known.kwargs)
+            return replace(known, kwargs=options)
+        case 2:
+            return replace(known, bodies=(_exchanged(known.bodies[0]), *known.bodies[1:]))
+        case _:
+            return replace(known, bodies=(*known.bodies[:-1], _with_numbers(known.bodies[-1])))
 
 
 def _turned(value: Arg) -> Arg:
@@ -211,6 +224,39 @@ def _with_others(body: Trace) -> Trace:
         for e in body.equations
     )
     return replace(body, equations=tuple(new))
+
+
+def _exchanged(body: Trace) -> Trace:
+    """The body with the operands of its differences in the other order."""
+    new = (
+        replace(e, args=e.args[::-1]) if e.op == _DIFFERENCE and _is_even(e) else e
+        for e in body.equations
+    )
+    return replace(body, equations=tuple(new))
+
+
+_DIFFERENCE = ops.leaf(aten.sub.Tensor)
+
+
+def _is_even(equation: Equation) -> bool:
+    """Test for two operands of one type."""
+    return len(equation.operands) == 2 and len(set(equation.operand_types)) == 1
+
+
+def _with_numbers(body: Trace) -> Trace:
+    """The body with numbers that are one more."""
+    new = (
+        replace(e, args=(e.args[0], _more(e.args[1]), *e.args[2:])) if e.op == _POWER else e
+        for e in body.equations
+    )
+    return replace(body, equations=tuple(new))
+
+
+_POWER = ops.leaf(aten.pow.Tensor_Scalar)
+
+
+def _more(value: Arg) -> Arg:
+    return Literal(value.value + 1) if isinstance(value, Literal) else value
 
 
 def _effect(d: Draft, _: Step) -> None:
