@@ -14,7 +14,8 @@ import thunder_fn as tfn
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.interpreters.simplify import cse, dce
 from thunder_fn.ir import cut, inline_into, ops, put, rewritten
-from thunder_fn.ir.trace import Equation, Literal, TensorType, Trace, TraceBuilder, as_arg, map_arg, python_args
+from thunder_fn.ir.symbols import hint_of
+from thunder_fn.ir.trace import Equation, Expr, Literal, TensorType, Trace, TraceBuilder, as_arg, map_arg, python_args
 from thunder_fn.structured.cond import COND
 from thunder_fn.testing import Case, Coverage, Given, LawBroken, check_transform, reproduce
 from thunder_fn.testing.drawn_programs import Program, Step
@@ -55,6 +56,7 @@ from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
 from thunder_fn.testing.schemas import MOST_PICKS, calls_of_samples
+from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.user import MOST_IDLE, Search, Share, in_shares, laws_of_transform, steps_alone
 from thunder_fn.testing.vocabulary import vocabulary
 
@@ -768,6 +770,26 @@ def without_unread_draws_in_branches(trace: Trace) -> Trace:
 def with_the_first_constraint(trace: Trace) -> Trace:
     """Wrong: the trace may have more constraints than one."""
     return replace(trace, constraints=trace.constraints[:1])
+
+
+def sizes_written(trace: Trace) -> Trace:
+    """Wrong: sizes in the shape of a reshape are those that the trace was made with."""
+
+    def written(arg: Any) -> Any:
+        if isinstance(arg, tuple):
+            return tuple(map(written, arg))
+        return Literal(hint_of(arg.value)) if isinstance(arg, Literal) and isinstance(arg.value, Expr) else arg
+
+    of = lambda e: replace(e, args=written(e.args)) if e.op.name == "aten.reshape.default" else e
+    return replace(trace, equations=tuple(map(of, trace.equations)))
+
+
+def test_sizes_among_arguments_are_variables() -> None:
+    case = Sized("sizes among arguments")
+    law, held = (laws_of_transform(f, Promised())["keeps values"] for f in (sizes_written, lambda trace: trace))
+    held(case.trace, case.inputs)
+    with pytest.raises(Exception, match="invalid for input"):
+        law(case.trace, case.inputs)
 
 
 def without_lines_in_bodies(trace: Trace) -> Trace:

@@ -38,8 +38,12 @@ OWN: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a part of what a mask finds": lambda x, y, n: (
         (x[x[:, 0] > 0] * 2).sum(0) + x.nonzero().shape[0]
     ),
+    "sizes among arguments": lambda x, y, n: (
+        x.new_full(x.shape, 0.5).view(x.shape[0], 1, x.shape[1]).cos().sum((0, 1))
+        + x[:1].expand(y.shape).sum(0)
+    ),
 }
-"""Further steps: equal equations that find a size each, and sizes that are used without values."""
+"""Further steps: equal equations that find a size each, sizes used without values or in lists."""
 
 FIRST, SECOND = (4, 3, 3), (6, 5, 3)
 """Rows of x, rows of y and columns of both: of the trace, and of the run."""
