@@ -33,6 +33,17 @@ class Slotted:
         self.n = 0
 
 
+class Mixed(Slotted):
+    """With a slot and a `__dict__`."""
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+        self.part = torch.nn.Identity()
+
+
 class Overridden:
     def __init__(self) -> None:
         self.n = 0
@@ -123,6 +134,8 @@ def state() -> Any:
         ordered=collections.OrderedDict(a=1, b=2),
         set=set(),
         slotted=Slotted(),
+        mixed=Mixed(),
+        module=Module(),
         over=Overridden(),
         property=Property(),
         Dict=Dict(),
@@ -167,6 +180,18 @@ s.set.add(s.n); s.n += 1
 s.set |= {1}
 s.slotted.n += 1
 s.slotted.n = 7
+Slotted.n.__set__(s.slotted, 5)
+if hasattr(s.slotted, "n"): del s.slotted.n
+s.mixed.n += 1
+s.mixed.n = 7
+s.mixed.other = s.mixed.n; s.mixed.n = 4
+if hasattr(s.mixed, "n"): delattr(s.mixed, "n")
+s.module.n += 1
+s.module.n = 7
+s.module.train(not s.module.training)
+s.module.train(not s.module.training); s.n = s.n + 1
+s.module.part.train(not s.module.training); s.l.append(1)
+if hasattr(s.module, "n"): del s.module.n
 s.over.n += 1
 s.over.n = 3
 s.property.n += 1
@@ -193,6 +218,10 @@ s.wrapped["k"] = s.wrapped.get("k", 0) + 1
 setattr(s, "n", s.n + 1)
 setattr(s, "new", 1)
 delattr(s, "flag") if hasattr(s, "flag") else setattr(s, "flag", 1)
+if hasattr(s, "flag"): del s.flag
+if hasattr(s, "flag"): object.__delattr__(s, "flag")
+if hasattr(s, "flag"): s.__delattr__("flag")
+if s.flag is not None: s.new = s.flag; del s.flag; s.flag = None
 object.__setattr__(s, "n", s.n + 1)
 s.__dict__["n"] = s.n + 1
 vars(s).update(n=s.n + 1)
@@ -270,14 +299,22 @@ def content(value: Any, depth: int = 5) -> Any:
         return [content(item, depth - 1) for item in value]
     if isinstance(value, set):
         return sorted(value)
-    return value.n if isinstance(value, Slotted) else content(vars(value), depth - 1)
+    return getattr(value, "n", None) if type(value) is Slotted else content(fields(value), depth - 1)
+
+
+def fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, torch.nn.Module):
+        return {name: it for name, it in vars(value).items() if name in ("n", "training")} | dict(
+            value.named_children()
+        )
+    return {**vars(value), "slot": getattr(value, "n", None)} if isinstance(value, Mixed) else vars(value)
 
 
 def change(s: Any) -> None:
     """Change the objects from outside."""
     s.n, s.flag, s.new, s.numbers[:] = 11, 3, 0, [7, 5, 6]
     s.d["k"], s.ordered["c"] = 50, 1
-    for one in (s.record, s.over, s.slotted, s.property, s.callee, s.context, Class, OfMeta):
+    for one in (s.record, s.over, s.slotted, s.mixed, s.module, s.property, s.callee, s.context, Class, OfMeta):
         one.n = 9
 
 

@@ -35,6 +35,7 @@ from thunder_fn.api.calling import Transformed, run
 from thunder_fn.capture import EVERY_LEAF, Captured, capture, current, pytree
 from thunder_fn.capture.apply import close_over, write_back
 from thunder_fn.capture.numbers.arguments import Place, Symbolic, value_at
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.outside.kinds import parts_in
 from thunder_fn.capture.outside.properties import Read
@@ -43,7 +44,6 @@ from thunder_fn.capture.outside.reads import (
     LONG,
     PLAIN,
     Same,
-    is_a,
     is_object,
     module_of,
 )

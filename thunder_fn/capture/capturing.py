@@ -41,10 +41,13 @@ from thunder_fn.capture.nesting import nest
 from thunder_fn.capture.numbers.arguments import Symbolic
 from thunder_fn.capture.numbers.counts import tensors_of_numbers
 from thunder_fn.capture.numbers.types_asked import TypesAsked
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
-from thunder_fn.capture.outside.reads import HOLDERS, is_a
+from thunder_fn.capture.outside.reads import (
+    HOLDERS,
+)
 from thunder_fn.capture.places import Effect, Feed, Update, snapshot
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder, current
@@ -584,7 +587,9 @@ def _unchanged(asked: _Options, arguments: Any) -> Generator[None]:
     transform: it has a copy. So it has of lists and dicts, as under torch.func.
     """
     nodes = pytree.nodes_in(arguments) if asked.inside else []
-    nodes = [one for one in nodes if dataclasses.is_dataclass(one) and not pytree.tensors_in(one)]
+    nodes = [
+        one for one in nodes if dataclasses.is_dataclass(type(one)) and not pytree.tensors_in(one)
+    ]
     held = pytree.Contents(nodes)
     yield
     fix = "Return the new value, or close over the object instead of passing it."

@@ -22,17 +22,16 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.comparisons import PLAIN, entries_of, has_keys_of, is_like, is_numeric
 from thunder_fn.capture.fed import Fed, MustFeed
 from thunder_fn.capture.made import is_made_anew
+from thunder_fn.capture.objects import ABSENT, is_a
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.edges import PLACES, look
+from thunder_fn.capture.outside.edges import PLACES, look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     HOLDERS,
     SEQUENCES,
     Changed,
     builtin_of,
     content_of,
-    is_a,
 )
 from thunder_fn.capture.places import (
     APPENDED,
@@ -147,7 +146,10 @@ class Elsewhere:
             now = look(kind, holder, key)
             if identity not in self.kept and type(now) is int and now != old:
                 yield Update(kind, holder, key, now - old, is_added=True), old
-        for (kind, identity, key), (holder, old) in watch.before.items():
+        deleted = {
+            it: one for it, one in watch.counted.items() if look(it[0], one[0], it[2]) is ABSENT
+        }
+        for (kind, identity, key), (holder, old) in {**deleted, **watch.before}.items():
             if kind not in ("attr", "class", "index") or identity in self.kept:
                 continue
             now = look(kind, holder, key)
@@ -491,7 +493,7 @@ def _check_slots(
         is_place = kind in ("attr", "class") and not is_made(holder)
         if not is_place or not has_tracers(look(kind, holder, key)):
             continue
-        (delattr(holder, key) if old is ABSENT else setattr(holder, key, old))
+        store(kind, holder, key, old)
         of, what = (holder, "an attribute") if kind == "class" else (type(holder), "a slot")
         raise UnsupportedCall(
             f"the function stores a tensor in `{of.__name__}.{key}`, {what} from outside",

@@ -25,11 +25,9 @@ from thunder_fn.capture.elsewhere import CONTAINERS, DICTS, Elsewhere, check_key
 from thunder_fn.capture.fed import Fed, MustFeed, is_scalar
 from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.made import made_anew
+from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import store
-from thunder_fn.capture.outside.reads import (
-    ABSENT,
-)
 from thunder_fn.capture.places import (
     Change,
     Effect,

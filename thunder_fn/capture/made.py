@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.kinds import is_open
 from thunder_fn.capture.outside.reads import (
@@ -16,7 +17,6 @@ from thunder_fn.capture.outside.reads import (
     PLAIN,
     content_of,
     fields_of,
-    is_a,
     is_object,
 )
 

@@ -20,9 +20,9 @@ import numpy
 import torch
 
 from thunder_fn.capture import pytree
+from thunder_fn.capture.objects import ABSENT, held_by, is_a
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     HOLDERS,
     builtin_of,
@@ -30,7 +30,6 @@ from thunder_fn.capture.outside.reads import (
     copy_of,
     drop,
     fill,
-    is_a,
     seen,
 )
 from thunder_fn.capture.unread import held_in
@@ -50,7 +49,7 @@ class Step:
 
     def __call__(self, value: Any) -> Any:
         """Take the step."""
-        return getattr(value, self.key) if self.is_attribute else value[self.key]
+        return held_by(value, self.key) if self.is_attribute else value[self.key]
 
 
 Path = tuple[Step, ...]

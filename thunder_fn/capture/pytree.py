@@ -20,6 +20,7 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
+from thunder_fn.capture.objects import ABSENT, dict_of, own_of
 from thunder_fn.errors import (
     ThunderError,
     UnsupportedInput,
@@ -234,17 +235,13 @@ def _items_of(node: Any) -> list[Any]:
     """The content of a node, without the values of cached properties."""
     kept = [
         value
-        for name, value in getattr(node, "__dict__", {}).items()
+        for name, value in (dict_of(node) or {}).items()
         if not isinstance(getattr(type(node), name, None), functools.cached_property)
     ]
     if isinstance(node, dict):
         return [*children_of(node), *node, *kept]
-    fields = fields_in(node) if dataclasses.is_dataclass(node) else ()
-    return (
-        [*(getattr(node, name) for name in fields), *kept]
-        if fields
-        else [*children_of(node), *kept]
-    )
+    fields = fields_of_dataclass(node) if dataclasses.is_dataclass(type(node)) else {}
+    return [*(fields.values() if fields else children_of(node)), *kept]
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -722,7 +719,7 @@ def attributes_of(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
     """The attributes of an object that may have tensors in them or count something, and a
     function that rebuilds it.
     """
-    attributes = vars(value)
+    attributes = dict_of(value)
     held, layout = _apart(attributes, [name for name in attributes if _may_hold(attributes[name])])
     return held, (type(value), layout)
 
@@ -751,9 +748,10 @@ def assign(value: Any, state: tuple[list[Any], tuple[Any, ...]]) -> None:
     """Give an object the attributes that another one held."""
     items, (_, layout) = state
     attributes = _together(layout, items)
-    for name in vars(value).keys() - attributes.keys():
-        del vars(value)[name]
-    vars(value).update(attributes)
+    own = dict_of(value)
+    for name in own.keys() - attributes.keys():
+        del own[name]
+    own.update(attributes)
 
 
 def _may_hold(value: Any) -> bool:
@@ -853,7 +851,7 @@ def adorned(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> Any:
 
     def find(node: Any) -> dict[str, Any]:
         is_other = is_leaf(node) or isinstance(node, (_Adorned, torch.Tensor, *_objects))
-        return {} if is_other or not getattr(node, "__dict__", None) else _further(node)
+        return {} if is_other or not dict_of(node) else _further(node)
 
     def renew(node: Any) -> Any:
         if is_leaf(node) or not (further := find(node)):
@@ -876,14 +874,15 @@ def adorned(tree: Any, is_leaf: Callable[[Any], bool] = no_leaf) -> Any:
 
 def _further(node: Any) -> dict[str, Any]:
     """The attributes of a node that its class does not make from its children."""
-    is_whole = dataclasses.is_dataclass(node) and type(node) not in torch_pytree.SUPPORTED_NODES
+    cls = type(node)
+    is_whole = dataclasses.is_dataclass(cls) and cls not in torch_pytree.SUPPORTED_NODES
     if is_whole or not is_node(node):
         return {}
     try:
-        own = vars(optree.tree_unflatten(_level_of(node), children_of(node)))
+        own = dict_of(optree.tree_unflatten(_level_of(node), children_of(node)))
     except Exception:  # noqa: BLE001 - of the user's class
         return {}
-    return {name: item for name, item in vars(node).items() if name not in own}
+    return {name: item for name, item in dict_of(node).items() if name not in own}
 
 
 def _level_of(node: Any) -> PyTreeSpec:
@@ -967,17 +966,18 @@ def _to_torch(cls: type, unflatten: Callable[..., Any], context: Any, children: 
         raise UnsupportedOutput(what, fix=fix) from error
 
 
-def fields_in(value: Any) -> tuple[str, ...]:
-    """The names of a dataclass's fields, but for those that nobody has set."""
-    return tuple(entry.name for entry in dataclasses.fields(value) if hasattr(value, entry.name))
+def fields_of_dataclass(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, but for those that nobody has set."""
+    fields = ((one.name, own_of(value, one.name)) for one in dataclasses.fields(type(value)))
+    return {name: it for name, it in fields if it is not ABSENT}
 
 
 def parts_of_dataclass(value: Any) -> tuple[list[Any], _Layout, tuple[str, ...]]:
     """The fields of a dataclass, and the attributes beside them that may have tensors in them; the
     layout of all; and their names. `__post_init__` makes such attributes, and cached properties do.
     """
-    fields = {name: getattr(value, name) for name in fields_in(value)}
-    attributes = {**getattr(value, "__dict__", {}), **fields}
+    fields = fields_of_dataclass(value)
+    attributes = {**(dict_of(value) or {}), **fields}
     held = tuple(name for name, item in attributes.items() if name in fields or _may_hold(item))
     return *_apart(attributes, held), held
 

@@ -17,12 +17,10 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.comparisons import PLAIN
 from thunder_fn.capture.fed import Fed
 from thunder_fn.capture.made import is_made_anew
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.outside.kinds import is_lasting
-from thunder_fn.capture.outside.reads import (
-    is_a,
-)
 from thunder_fn.capture.places import (
     Stays,
 )

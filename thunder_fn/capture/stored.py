@@ -16,18 +16,16 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.comparisons import PLAIN
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.outside.kinds import is_plain_class, is_record
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     CONTAINERS,
     HOLDERS,
     SEQUENCES,
     content_of,
-    dict_of,
     fields_of,
-    is_a,
     module_of,
 )
 from thunder_fn.capture.places import (

@@ -36,21 +36,19 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.generators import state_error
 from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.numbers.arguments import is_number
+from thunder_fn.capture.objects import ABSENT, answers_itself, dict_of, is_a, own_of
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import observed_by
 from thunder_fn.capture.outside.kinds import drawn_error, progress_of, reference_to
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     PLAIN,
     Changed,
     Reads,
     Tracked,
     attribute,
-    dict_of,
-    is_a,
     is_overridden,
     met,
     nbytes_of,
@@ -174,6 +172,10 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge, names)
+        case "attr" if answers_itself(type(holder)):
+            yield _equal(
+                f"{names.bind(own_of, 'own_of')}({names.bind(holder, 'of')}, {key})", edge, names
+            )
         case "attr" if edge.value is not ABSENT and is_usable(edge.key):
             yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge, names)
         case "attr":
@@ -252,9 +254,9 @@ def _own_dict(owner: Any, names: Namespace) -> tuple[str, str]:
     is_reference = type(owner) is weakref.ref
     of, cls = names.bind(owner, "of"), type(owner() if is_reference else owner)
     of = f"{of}()" if is_reference else of
-    is_of_c = is_a(cls.__getattribute__, types.WrapperDescriptorType)  # as SimpleNamespace's own
-    is_python = not is_of_c or hasattr(cls, "__getattr__")
-    return of, f"{names.bind(dict_of, 'dict_of')}({of})" if is_python else f"{of}.__dict__"
+    return of, f"{names.bind(dict_of, 'dict_of')}({of})" if answers_itself(
+        cls
+    ) else f"{of}.__dict__"
 
 
 def _class_conditions(edge: Edge, key: str, names: Namespace) -> Iterator[str]:

@@ -34,11 +34,11 @@ from typing import Any
 import numpy
 import torch
 
+from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside.answers import ASKED_AGAIN
 from thunder_fn.capture.outside.bytecode import reading
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.expressions import Source, Span
-from thunder_fn.capture.outside.reads import ABSENT
 
 _NAMES: tuple[tuple[Any, str], ...] = (
     (builtins, "open input"),

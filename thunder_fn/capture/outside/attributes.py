@@ -23,6 +23,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.generators import STATE_METHODS
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.answers import levels_of
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, comes_first, look
@@ -53,15 +54,12 @@ from thunder_fn.capture.outside.kinds import (
 )
 from thunder_fn.capture.outside.reached import MANY, Reached
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     CONTAINERS,
     HEAP_TYPE,
     LONG,
     SEQUENCES,
-    dict_of,
     fields_of,
-    is_a,
     length_of,
     module_of,
 )
@@ -333,7 +331,9 @@ class Attributes(Reached):
             self.content(found := self.edge("attr", value, name, path, is_by_value=True), path)
             return (found,)
         is_part = is_a(value, types.FunctionType) and name in _PARTS_OF_FUNCTIONS
-        if is_part or (is_slot and not callable(value)):
+        cls: Any = type(value)
+        is_builtin = callable(value) and not cls.__flags__ & HEAP_TYPE
+        if is_part or (is_slot and not is_builtin):
             return (self.reach(self.edge("attr", value, name, path, is_by_value=True), path),)
         if not is_a(held, dict):
             if is_a(value, torch.Generator) and name in STATE_METHODS:
@@ -350,7 +350,6 @@ class Attributes(Reached):
         if found is not ABSENT:
             return (self.reach(found, path),)
         if of_class is ABSENT:
-            cls: Any = type(value)
             for missing in (name, "__getattr__") if cls.__flags__ & HEAP_TYPE else ():
                 self.edge("class", cls, missing, path)
             return self.waited(frame, look("class", type(value), "__getattr__"))

@@ -241,6 +241,14 @@ class _Reader:
             is_known = place[0] in ("global", "cell") or place[1] is not None
             self.use(("before" if is_known else "counted", place))
 
+    def deleted(self, place: Source) -> None:
+        """Record that a place is emptied, which fails if it is empty already."""
+        assert place is not None
+        is_known = place[0] in ("global", "cell") or place[1] is not None
+        if is_known:
+            self.use(place)
+        self.use(("before" if is_known else "counted", place))
+
     def item(self, of: Source, key: Source) -> Source:
         """The item at a key, whose variable is known to be one."""
         if key is not None and key[0] == "local":
@@ -447,12 +455,18 @@ def _delete_item(r: _Reader, one: dis.Instruction) -> None:
 
 @_instruction("DELETE_ATTR")
 def _delete_attr(r: _Reader, one: dis.Instruction) -> None:
-    r.use(("counted", ("attr", r.pop_one(), ("const", one.argval))))
+    r.deleted(("attr", r.pop_one(), ("const", one.argval)))
 
 
 @_instruction("DELETE_GLOBAL")
 def _delete_global(r: _Reader, one: dis.Instruction) -> None:
-    r.use(("counted", ("global", one.argval)))
+    r.deleted(("global", one.argval))
+
+
+@_instruction("DELETE_DEREF")
+def _delete_deref(r: _Reader, one: dis.Instruction) -> None:
+    if one.argval in r.code.co_freevars:
+        r.deleted(("cell", one.argval))
 
 
 @_instruction("BINARY_SUBSCR")
@@ -759,6 +773,45 @@ def _setattr_of(r: _Reader, call: _Call) -> bool:
     r.written(value, r.attribute(of, key))
     r.stack.append(None)
     return True
+
+
+@_callee("delattr")
+def _delattr(r: _Reader, call: _Call) -> bool:
+    if len(call.arguments) < 2 or call.arguments[0] is None:
+        return False
+    r.deleted(r.attribute(*call.arguments[:2]))
+    r.stack.append(None)
+    return True
+
+
+@_callee("__delattr__", table=_METHODS)
+def _delattr_of(r: _Reader, call: _Call) -> bool:
+    """Read `object.__delattr__(x, name)`, `x.__delattr__(name)` or `super()`'s."""
+    match call.owner, call.arguments:
+        case _, [of, key]:
+            pass
+        case ("super", _, of), [key]:
+            pass
+        case of, [key]:
+            pass
+        case _:
+            return False
+    if of is None or call.is_spread:
+        return False
+    r.deleted(r.attribute(of, key))
+    r.stack.append(None)
+    return True
+
+
+@_callee("__set__", table=_METHODS)
+def _set_of_slot(r: _Reader, call: _Call) -> bool:
+    """Read `Class.slot.__set__(x, value)`."""
+    match call.called, call.arguments:
+        case ("attr", ("attr", _, key), _), [of, value] if of is not None:
+            r.written(value, r.attribute(of, key))
+        case _:
+            pass
+    return False
 
 
 @_callee("super")

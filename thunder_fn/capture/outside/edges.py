@@ -11,18 +11,18 @@ import builtins
 import operator
 import os
 import re
+import types
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from thunder_fn.capture.objects import ABSENT, dict_of, held_by, is_a, set_own
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     CONTAINERS,
     PLAIN,
     builtin_of,
-    dict_of,
     drop,
-    is_a,
+    section_of,
     seen,
 )
 from thunder_fn.capture.unread import held_in
@@ -105,7 +105,7 @@ def look(kind: str, holder: Any, key: Any) -> Any:  # noqa: C901 - a branch for 
             case "cell":
                 return holder.cell_contents
             case "attr":
-                return held_in(getattr(holder, key))
+                return held_in(held_by(holder, key))
             case "class":
                 return next(
                     (base.__dict__[key] for base in holder.__mro__ if key in base.__dict__), ABSENT
@@ -142,12 +142,25 @@ def store(kind: str, holder: Any, key: Any, value: Any) -> None:
             drop(holder, key)
         case "key" | "index" if value is not ABSENT:
             builtin_of(holder).__setitem__(holder, key, value)
-        case "attr" | "class" if value is ABSENT:
-            delattr(holder, key)
         case "attr" | "class":
-            setattr(holder, key, value)
+            set_own(holder, key, value)
         case _:  # the content of a container, which its snapshot has
             pass
+
+
+def place_of(value: Any, name: str) -> tuple[str, Any, str]:
+    """The place of an attribute, as `look` and `store` take it: in a class, in the `__dict__` or a
+    section of an object, or in a slot.
+    """
+    if is_a(value, type):
+        return "class", value, name
+    held = dict_of(value)
+    is_slot = is_a(look("class", type(value), name), types.MemberDescriptorType)
+    return (
+        ("attr", value, name)
+        if is_slot or type(held) is not dict
+        else ("key", section_of(held, name), name)
+    )
 
 
 def entries(held: dict[str, Any], pattern: str) -> tuple[tuple[str, Any], ...]:

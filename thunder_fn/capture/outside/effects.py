@@ -12,8 +12,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.kinds import is_python
-from thunder_fn.capture.outside.reads import is_a, module_of
+from thunder_fn.capture.outside.reads import (
+    module_of,
+)
 
 _MODULES = frozenset(
     [

@@ -23,11 +23,12 @@ import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.objects import ABSENT, is_a
 from thunder_fn.capture.outside.anew import known_as
 from thunder_fn.capture.outside.answers import ASKED_AGAIN, OfTensors, Registered, members_of
 from thunder_fn.capture.outside.attributes import Attributes, results_of
 from thunder_fn.capture.outside.code_frames import Done, Frame, Memo, Settled, callers
-from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
+from thunder_fn.capture.outside.edges import Constant, Edge, constant, look, place_of
 from thunder_fn.capture.outside.effects import is_effect
 from thunder_fn.capture.outside.expressions import (
     TAGGED,
@@ -65,20 +66,16 @@ from thunder_fn.capture.outside.kinds import (
 from thunder_fn.capture.outside.lists import is_taken, parts_through
 from thunder_fn.capture.outside.reached import MANY
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     CONTAINERS,
     HOLDERS,
     LONG,
     PLAIN,
     SEQUENCES,
-    dict_of,
     fields_of,
-    is_a,
     length_of,
     met,
     module_of,
-    section_of,
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED
@@ -696,19 +693,14 @@ class Evaluator(Attributes):
                     setter = look("class", type(holder), "__setitem__")
                     if how == "item" and (setter is ABSENT or is_seen(setter)):
                         continue  # it has no items, or frames of its own
-                    kind = "key" if is_a(holder, dict) else "index"
+                    names = self.keys(key, frame, memo) or ()
                     if how == "attr":
-                        is_class, held = is_a(holder, type), dict_of(holder)
-                        kind = "class" if is_class else "key" if type(held) is dict else "attr"
-                        holder = held if kind == "key" else holder
+                        found += [place_of(holder, one) for one in names if is_a(one, str)]
                     else:
                         found.append(("content", holder, None))
                         self.reach_held(holder)
-                    for name in self.keys(key, frame, memo) or ():
-                        if how == "attr" and not is_a(name, str):
-                            continue
-                        is_own = how == "attr" and kind == "key"
-                        found.append((kind, section_of(holder, name) if is_own else holder, name))
+                        kind = "key" if is_a(holder, dict) else "index"
+                        found += [(kind, holder, one) for one in names]
             case _:
                 pass
         return found

@@ -144,8 +144,8 @@ class Observer(Protocol):
     def value_before(self, place: tuple[str, int, Any], holder: Any, old: Any) -> None:
         """Guard a place by the value that it held before."""
 
-    def writes_to(self, module: Any) -> None:
-        """Note that an attribute of a module is about to be set."""
+    def writes_to(self, module: Any, name: str | None = None) -> None:
+        """Note that an attribute of a module is about to be set or deleted."""
 
     def note_late(self) -> None:
         """Note the places that are known at the end alone."""

@@ -23,18 +23,16 @@ from typing import Any
 
 import torch
 
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.edges import constant, is_same, look
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     CONTAINERS,
     HEAP_TYPE,
     PLAIN,
     content_of,
-    dict_of,
     fields_of,
-    is_a,
     module_of,
 )
 from thunder_fn.errors import UnsupportedCall, kind_of

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.anew import is_heard, known_as
 from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
@@ -37,15 +38,12 @@ from thunder_fn.capture.outside.kinds import (
     progress_of,
 )
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     CONTAINERS,
     HOLDERS,
     PLAIN,
-    dict_of,
     fields_of,
     has_objects,
-    is_a,
     length_of,
     met,
     module_of,

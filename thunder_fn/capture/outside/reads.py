@@ -16,7 +16,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
@@ -25,6 +25,7 @@ import numpy
 import torch
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a, own_of
 from thunder_fn.capture.outside import frames
 from thunder_fn.ir import hooks
 from thunder_fn.ir.trace import Literal
@@ -56,8 +57,6 @@ Reads = dict[Attribute, Any]
 """The findings, by their places, as `seen` describes them."""
 _Found: TypeAlias = dict[tuple[int, str], tuple[torch.nn.Module, Any]]
 """Modules and their attributes, by identity and name, each with the value before."""
-
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 OF_BUFFERS = "_buffers"
 """The name of the buffers of a module, which code reads to go through them."""
@@ -107,13 +106,6 @@ DEPTH, LONG = 4, 256
 HEAP_TYPE = 1 << 9
 
 
-def is_a(value: Any, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """Test the type of an object. `isinstance` would ask the object for its class: code of the
-    user may answer.
-    """
-    return issubclass(type(value), kinds)
-
-
 def is_object(value: Any) -> bool:
     """Test for an object that counts by identity: of a class written in Python that has no equality
     of its own, or no hash, since its state may change.
@@ -137,14 +129,6 @@ def module_of(cls: Any) -> str:
     """The name of the module of a class or function; empty if it has none."""
     name: Any = getattr(cls, "__module__", "")
     return name if is_a(name, str) else ""
-
-
-def dict_of(value: Any) -> Any:
-    """The `__dict__` of an object, or None, without running code of the user."""
-    try:
-        return object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
 
 
 def attribute(place: Attribute) -> Any:
@@ -299,20 +283,32 @@ def _tracking_writes(original: Callable[[Any, str, Any], None]) -> Callable[[Any
         if written is not None and place not in written:
             written[place] = attribute(place)
         if written is not None:
-            _writes_to(self)  # in each attempt at a trace
+            _writes_to(self, name)  # in each attempt at a trace
         original(self, name, value)
 
     return __setattr__
 
 
-def _writes_to(module: torch.nn.Module) -> None:
+def _tracking_deletes(original: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    def __delattr__(self: torch.nn.Module, name: str) -> None:
+        if _reads.get() is not None:
+            with suppress(AttributeError):  # there has to be one
+                torch.nn.Module.__getattribute__(self, name)
+            _writes_to(self, name)
+        original(self, name)
+
+    return __delattr__
+
+
+def _writes_to(module: torch.nn.Module, name: str | None = None) -> None:
     if (watch := frames.observer()) is not None:
-        watch.writes_to(module)
+        watch.writes_to(module, name)
 
 
 _patch = internals.Patch(
     (torch.nn.Module, "__getattribute__", _tracking),
     (torch.nn.Module, "__setattr__", _tracking_writes),
+    (torch.nn.Module, "__delattr__", _tracking_deletes),
 )
 
 
@@ -488,10 +484,11 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         fields = {} if names else None
     if fields is None or len(fields) > LONG:
         return None
+    in_slots = {name: own_of(value, name) for name in names}
     return (
-        {**fields, **{name: getattr(value, name) for name in names if hasattr(value, name)}}
-        if names
-        else fields
+        fields
+        if not names
+        else {**fields, **{name: it for name, it in in_slots.items() if it is not ABSENT}}
     )
 
 

@@ -27,6 +27,7 @@ from torch.distributions.utils import lazy_property
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
 from thunder_fn.capture.numbers.types_asked import type_error
+from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.anew import (
     asks_anew,
     is_baked,
@@ -56,18 +57,16 @@ from thunder_fn.capture.outside.kinds import (
 )
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     ARRAYS,
     CONTAINERS,
     HOLDERS,
     PLAIN,
     Changed,
     content_of,
-    dict_of,
     fields_of,
-    is_a,
     is_longer,
     length_of,
+    section_of,
     seen,
     values_read,
 )
@@ -366,11 +365,17 @@ class Watch(Evaluator):
         if kept is not None and kept.fed.has_tensor(tensor):
             self.edges[kind, *entry].value = Changed(path)
 
-    def writes_to(self, module: Any) -> None:
-        """Watch a module from outside from now on, also if nobody calls it."""
+    def writes_to(self, module: Any, name: str | None = None) -> None:
+        """Watch a module from outside from now on, also if nobody calls it, and the attribute that
+        is to be written or deleted, also if code of a library does it, such as `eval`.
+        """
         recorder = current()
         if recorder is not None and self.is_outside(module):
             watching = hooks.pause()
+            held = section_of(vars(module), name or "")
+            place = "key", id(held), name
+            if name is not None and place not in self.before:
+                self.counted.setdefault(place, (held, held.get(name, ABSENT)))
             recorder.modules.watch(module, self.path(module, type(module).__name__))
             hooks.resume(watching)
 

@@ -17,8 +17,8 @@ import torch
 from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
+from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside.reads import (
-    ABSENT,
     Reads,
     attribute,
     of_class,

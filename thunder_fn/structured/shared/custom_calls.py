@@ -19,10 +19,13 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture import EVERY_LEAF, TENSOR, Captured, capture, current, pytree
 from thunder_fn.capture.apply import part, view_of_input
 from thunder_fn.capture.numbers.known_values import CUSTOM_RULE
+from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.edges import Edge, is_same, now
 from thunder_fn.capture.outside.frames import is_machinery, observer
 from thunder_fn.capture.outside.moments import Moment
-from thunder_fn.capture.outside.reads import PLAIN, is_a
+from thunder_fn.capture.outside.reads import (
+    PLAIN,
+)
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.leaf_vjp import is_differentiable
