@@ -172,14 +172,8 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
             yield f"{found} is ABSENT"
         case "cell":
             yield _equal(f"{names.bind(holder, 'cell')}.cell_contents", edge, names)
-        case "attr" if answers_itself(type(holder)):
-            yield _equal(
-                f"{names.bind(own_of, 'own_of')}({names.bind(holder, 'of')}, {key})", edge, names
-            )
-        case "attr" if edge.value is not ABSENT and is_usable(edge.key):
-            yield _equal(f"{names.bind(holder, 'of')}.{edge.key}", edge, names)
         case "attr":
-            yield _equal(f"getattr({names.bind(holder, 'of')}, {key}, ABSENT)", edge, names)
+            yield _attribute_condition(edge, key, names)
         case "type":
             yield f"type({names.bind(holder, 'ref')}()) is {names.bind(edge.value, 'class')}"
         case "entries" | "names" as kind:
@@ -201,6 +195,16 @@ def _conditions(edge: Edge, names: Namespace) -> Iterator[str]:  # noqa: C901 - 
         case _:
             value, same = names.bind(edge.value, "seen"), names.bind(_quick(edge), "same")
             yield f"{same}() or seen({names.bind(holder, 'of')}) == {value}"
+
+
+def _attribute_condition(edge: Edge, key: str, names: Namespace) -> str:
+    """A condition on an attribute that no dict holds. It runs no code of the holder's class."""
+    of = names.bind(edge.holder, "of")
+    if answers_itself(type(edge.holder)):
+        return _equal(f"{names.bind(own_of, 'own_of')}({of}, {key})", edge, names)
+    is_written_out = edge.value is not ABSENT and is_usable(edge.key)
+    found = f"{of}.{edge.key}" if is_written_out else f"getattr({of}, {key}, ABSENT)"
+    return _equal(found, edge, names)
 
 
 def _by_globals(edges: Sequence[Edge]) -> Iterator[list[Edge]]:
