@@ -160,20 +160,6 @@ def searching_step() -> object:
     return tfn.jit(lambda: optimizer.step(lambda: leaf.square().sum()))()
 
 
-class _Box:
-    __slots__ = ("kept",)
-
-
-class _Keeps(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.box = _Box()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.box.kept = x * 2
-        return x
-
-
 @error
 def argument_flag() -> object:
     return tfn.jit(lambda x: x.sum() * x.requires_grad_())(X.clone())
@@ -199,11 +185,6 @@ def tensor_attribute() -> object:
         return y
 
     return tfn.jit(f)(X)
-
-
-@error
-def kept_tensor() -> object:
-    return tfn.jit(_Keeps())(X)
 
 
 @error

@@ -622,17 +622,6 @@ def test_containers_from_outside_hold_what_eager_puts_there(name: str, place: st
         assert content(found) == content(expected)
 
 
-@pytest.mark.parametrize("place", ("slot", "class"))
-def test_tensors_in_slots_and_classes_are_refused(place: str) -> None:
-    class Slotted:
-        __slots__ = ("last",)
-
-    held: Any = Slotted() if place == "slot" else Cache
-    with pytest.raises(UnsupportedCall, match=f"`{'Slotted' if place == 'slot' else 'Cache'}.last`"):
-        jit(lambda x: setattr(held, "last", x * 2))(X)
-    assert not hasattr(held, "last")
-
-
 def test_tensors_in_objects_of_a_jitted_module() -> None:
     class Kept(nn.Module):
         def __init__(self) -> None:

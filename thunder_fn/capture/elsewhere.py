@@ -24,7 +24,7 @@ from thunder_fn.capture.fed import Fed, MustFeed
 from thunder_fn.capture.made import is_made_anew
 from thunder_fn.capture.objects import ABSENT, is_a
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.edges import PLACES, look, store
+from thunder_fn.capture.outside.edges import PLACES, is_named, look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
 from thunder_fn.capture.outside.reads import (
     HOLDERS,
@@ -135,7 +135,7 @@ class Elsewhere:
 
     def updated(self) -> Iterator[tuple[Update, Any]]:
         """Find the integers outside of kept objects to which the function has added, and the items
-        of lists, slots, and attributes of classes in which it has stored plain data.
+        of lists, and slots of containers, in which it has stored plain data.
         """
         watch = frames.observer()
         if watch is None or self.recorder.outer is not None:
@@ -146,11 +146,8 @@ class Elsewhere:
             now = look(kind, holder, key)
             if identity not in self.kept and type(now) is int and now != old:
                 yield Update(kind, holder, key, now - old, is_added=True), old
-        deleted = {
-            it: one for it, one in watch.counted.items() if look(it[0], one[0], it[2]) is ABSENT
-        }
-        for (kind, identity, key), (holder, old) in {**deleted, **watch.before}.items():
-            if kind not in ("attr", "class", "index") or identity in self.kept:
+        for (kind, identity, key), (holder, old) in watch.before.items():
+            if identity in self.kept or kind not in PLACES or is_named(kind, holder):
                 continue
             now = look(kind, holder, key)
             is_there = now is not ABSENT and old is not ABSENT
@@ -285,7 +282,8 @@ class Elsewhere:
         for (kind, identity, key), (holder, old) in {**watch.counted, **watch.before}.items():
             place = identity, key
             is_other = identity in self.kept or (kind == "attr" and is_a(holder, HOLDERS))
-            if kind in PLACES and place in self.fed.wanted and is_numeric(old) and not is_other:
+            is_value = is_numeric(old) and type(old) is not list  # a list has an identity
+            if kind in PLACES and place in self.fed.wanted and is_value and not is_other:
                 yield place, (holder, key)
 
     def renumbered(self) -> Iterator[Change]:
@@ -361,7 +359,7 @@ class Elsewhere:
         items = {identity for kind, identity, _ in (*watch.added, *watch.before) if kind == "index"}
         for (kind, identity, key), (holder, old) in watch.before.items():
             now = look(kind, holder, key)
-            is_place = kind in ("key", "cell") and identity not in self.kept
+            is_place = is_named(kind, holder) and identity not in self.kept
             is_place = is_place and not has_tracers(old)  # as in `functional_call`: not from before
             is_new = now is not self.fed.given.get((identity, key), old)
             if is_place and is_new and (now is ABSENT or self.storable.is_storable(now)):
@@ -486,20 +484,19 @@ def _is_by_index(one: Snapshot) -> bool:
 def _check_slots(
     before: Mapping[tuple[str, int, Any], tuple[Any, Any]], is_made: Callable[[Any], bool]
 ) -> None:
-    """Refuse a tensor of the trace in a slot of an object from outside, or in a class. It gets its
-    old value back.
+    """Refuse a tensor of the trace in a slot of a container from outside, which gets its old value
+    back.
     """
     for (kind, _, key), (holder, old) in tuple(before.items()):
-        is_place = kind in ("attr", "class") and not is_made(holder)
-        if not is_place or not has_tracers(look(kind, holder, key)):
-            continue
-        store(kind, holder, key, old)
-        of, what = (holder, "an attribute") if kind == "class" else (type(holder), "a slot")
-        raise UnsupportedCall(
-            f"the function stores a tensor in `{of.__name__}.{key}`, {what} from outside",
-            source=None,
-            fix="Return it, and store it outside of the jitted function.",
-        )
+        is_place = kind == "attr" and is_a(holder, HOLDERS) and not is_made(holder)
+        if is_place and has_tracers(look(kind, holder, key)):
+            store(kind, holder, key, old)
+            raise UnsupportedCall(
+                f"the function stores a tensor in `{type(holder).__name__}.{key}`, a slot of a"
+                " container from outside",
+                source=None,
+                fix="Return it, and store it outside of the jitted function.",
+            )
 
 
 def check_keys(changes: Sequence[Change]) -> None:

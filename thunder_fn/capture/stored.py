@@ -18,7 +18,7 @@ from thunder_fn.capture import pytree
 from thunder_fn.capture.comparisons import PLAIN
 from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside import frames
-from thunder_fn.capture.outside.edges import look
+from thunder_fn.capture.outside.edges import is_named, look
 from thunder_fn.capture.outside.kinds import is_plain_class, is_record
 from thunder_fn.capture.outside.reads import (
     CONTAINERS,
@@ -65,8 +65,9 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
     places, contents = ({}, {}) if watch is None else (watch.before, watch.contents)
     done = {one.entry for one in recorder.modules.stored}
     for (kind, identity, key), (holder, old) in tuple(places.items()):
-        now = look(kind, holder, key) if kind in ("key", "cell") else ABSENT
+        now = look(kind, holder, key) if is_named(kind, holder) else ABSENT
         is_other = identity not in but and identity not in contents
+        is_other = is_other and not (now is old and id(now) in contents)  # which counts itself
         if is_other and (identity, key) not in done and has_tracers(now):
             done.add((identity, None if kind == "cell" else key))
             yield Change(holder, key, old, now)

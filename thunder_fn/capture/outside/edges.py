@@ -19,6 +19,7 @@ from typing import Any
 from thunder_fn.capture.objects import ABSENT, dict_of, held_by, is_a, set_own
 from thunder_fn.capture.outside.reads import (
     CONTAINERS,
+    HOLDERS,
     PLAIN,
     builtin_of,
     drop,
@@ -27,8 +28,17 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.unread import held_in
 
-PLACES = ("key", "index", "attr", "class", "cell")
+NAMED = ("key", "attr", "class", "cell")
+"""Kinds of edges that are places under a name: entries, slots, attributes of classes, and cells."""
+PLACES = ("index", *NAMED)
 """Kinds of edges that are places for one value."""
+
+
+def is_named(kind: str, holder: Any) -> bool:
+    """Test for a place that a holder and a name stand for. In a container with slots, the name
+    stands for an entry.
+    """
+    return kind in NAMED and not (kind == "attr" and is_a(holder, HOLDERS))
 
 
 @dataclass(slots=True, eq=False)
