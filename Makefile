@@ -79,6 +79,7 @@ thorough: $(VENV)/.test $(VENV)/.others
 	-$(bin)/python -m thunder_fn laws --backend inductor --count 400
 	$(bin)/python -m tests.ops.sweep
 	$(bin)/python -m tests.fuzz --programs 1000000 --seconds $(FUZZ_SECONDS) --folder build/fuzz
+	$(bin)/python -m tests.fuzz.states --programs 1000000 --seconds $(FUZZ_SECONDS)
 	$(bin)/python -m pytest -n $(JOBS) tests/models/test_others_on_inductor.py -rs
 	GALLERY=full $(bin)/python -m pytest -n $(JOBS) tests/gallery
 

@@ -476,7 +476,7 @@ def test_the_command_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(line in shown for line in printed.splitlines()[:-1])
     assert main(["plan", f"{file}:example", "--out", f"{tmp_path / 'none' / 'plan.html'}", "--world", "1024"]) == 1
     assert "cannot be written" in capsys.readouterr().err
-    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "abacus"]) == 1
+    assert main(["plan", f"{file}:example", "--world", "1024", "--hardware", "abacus"]) == 2
     assert "there is no hardware 'abacus'" in capsys.readouterr().err
 
 

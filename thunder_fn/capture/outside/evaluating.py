@@ -731,7 +731,11 @@ class Evaluator(Attributes):
                 self.changing.setdefault(id(value), set()).add(_METHODS[operator])
         elif found:
             self.note_before(("before", place), frame, memo)
-            return self.value(place, frame, memo)
+            values = self.value(place, frame, memo)
+            for value in values:
+                if is_a(value, set):  # it depends on the items whether there is anything to do
+                    self.content(value, self.path(value, text(place)))
+            return values
         return self.note_write(("counted", place), frame, memo)
 
     def note_dropped(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:

@@ -61,6 +61,7 @@ from thunder_fn.capture.outside.reads import (
     CONTAINERS,
     HOLDERS,
     PLAIN,
+    SEQUENCES,
     Changed,
     content_of,
     fields_of,
@@ -309,6 +310,9 @@ class Watch(Evaluator):
                 self.unwritten_tensor(kind, holder, key, path)
             elif identity not in own:
                 self.edge(kind, holder, key, path)
+        for one in self.written_anywhere():
+            if one.is_unchanged and is_a(one.container, SEQUENCES):
+                self.length(one.container)
 
     def item_before(self, container: Any, index: int, value: Any) -> None:
         """Guard an item of a list or deque outside that held a value before."""
@@ -324,15 +328,21 @@ class Watch(Evaluator):
         """The items of containers in which the function writes where nobody knows, with what they
         held before, as in `before`.
         """
-        places = {**self.counted, **self.before}
-        known = {identity for kind, identity, _ in places if kind in ("index", "key")}
-        for kind, identity, _ in places:
-            one = self.contents.get(identity)
-            if kind != "content" or identity in known or one is None or is_a(one.before, set):
-                continue
+        for one in self.written_anywhere():
             items, is_dict = content_of(one.before), is_a(one.before, dict)
             for key, item in items if is_dict else enumerate(items):
-                yield ("key" if is_dict else "index", identity, key), (one.container, item)
+                place = "key" if is_dict else "index", id(one.container), key
+                yield place, (one.container, item)
+
+    def written_anywhere(self) -> Iterator[Snapshot]:
+        """The containers with items in which the function writes where nobody knows: to a slice."""
+        places = {**self.counted, **self.before}
+        known = {identity for kind, identity, _ in places if kind in ("index", "key")}
+        found = (self.contents.get(of) for kind, of, _ in places if kind == "content")
+        for one in found:
+            is_any = one is not None and id(one.container) not in known
+            if one is not None and is_any and not is_a(one.before, set):
+                yield one
 
     @property
     def own_dicts(self) -> dict[int, dict[str, Any]]:
