@@ -40,6 +40,10 @@ h.o.t=h.o.t+x; h.o,h.o2=h.o2,h.o
 h.d['t']=h.d['t']+x; h.d=a.d
 h.ts[0]=h.ts[0]+x; h.ts=a.ts
 h.ts.append(x*1); h.ts=a.ts
+h.ts=a.ts; h.ts.append(x*1)
+h.d=a.d; h.d['t']=x+h.d['t']
+h.ts, a.ts = a.ts, h.ts; h.ts.append(x*2)
+h.kept=h.ts; h.kept[0]=x*2
 """.strip().splitlines()
 
 

@@ -67,7 +67,8 @@ def stored_outside(recorder: Recorder, but: Container[int]) -> Iterator[Change]:
     for (kind, identity, key), (holder, old) in tuple(places.items()):
         now = look(kind, holder, key) if is_named(kind, holder) else ABSENT
         is_other = identity not in but and identity not in contents
-        is_other = is_other and not (now is old and id(now) in contents)  # which changes by itself
+        known = contents.get(id(now))  # what was there is itself stored, and changes by itself
+        is_other = is_other and (known is None or (now is not old and has_tracers(known.before)))
         if is_other and (identity, key) not in done and has_tracers(now):
             done.add((identity, None if kind == "cell" else key))
             yield Change(holder, key, old, now)
