@@ -240,7 +240,7 @@ cellt = <new>""",
 }
 OUTSIDE = {"new": "torch.ones(3) * <small>\n<obj>.t.detach() + 1\n<obj>.t.detach()", "plain": "torch.ones(3)"}
 NO_ARGUMENTS = re.compile(r"\b(x|a|v)\b[.\[]|\bv\b")
-"""What stands for arguments, which nothing outside of the function has."""
+"""Names of the arguments and of the local, which do not exist outside of the function."""
 
 
 class Drawn:
@@ -327,7 +327,7 @@ WAYS: dict[str, Callable[..., Any]] = {"eager": lambda f: f, "jit": tfn.jit, "co
 
 
 def play(text: str, how: str) -> list[Any]:
-    """What five calls give and leave. The last item is an exception if a call or a change raises one."""
+    """Run five calls and note results and objects after each. The last item is an exception, if any."""
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, "<states>", "exec"), names)
     f, changes, world, cells = names["make"]()
@@ -346,7 +346,7 @@ def play(text: str, how: str) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """How a program differs from eager PyTorch: `same`, `refused`, or what is wrong at which call."""
+    """The difference from eager PyTorch: `same`, `refused`, or what is wrong at which call."""
 
     kind: str
     call: int = 0

@@ -75,7 +75,7 @@ def content(value: Any, met: dict[int, int]) -> Any:
 
 
 def calls(statement: str, way: Callable[..., Any]) -> list[Any]:
-    """What each of six calls leaves."""
+    """Note the objects after each of six calls."""
     h, a, found = made(0), made(10), list[Any]()
     names: dict[str, Any] = {"h": h, "a": a}
     exec(f"def f(x):\n    {statement}\n    return x * 2", names)

@@ -135,7 +135,7 @@ def content(value: Any) -> Any:
 
 
 def calls(body: Any, make: Callable[[], Any], way: Callable[..., Any], *, requires_grad: bool) -> list[Any]:
-    """What five calls give and leave, with a change from outside between them."""
+    """Note results and objects of five calls, with a change from outside between them."""
     h, found = make(), list[Any]()
     h.t, h.last, h.n, h.items = torch.ones(2), None, 1, [torch.zeros(2)]
     f = way(lambda x: body(h, x))

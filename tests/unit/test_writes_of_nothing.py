@@ -71,7 +71,7 @@ def content(value: Any) -> Any:
 
 
 def calls(row: str, way: Callable[..., Any]) -> list[Any]:
-    """What each of five calls leaves."""
+    """Note the objects after each of five calls."""
     statement, first, change = row.split(" | ")
     s, found = types.SimpleNamespace(), list[Any]()
     names: dict[str, Any] = {"s": s, "collections": collections, "torch": torch}

@@ -43,9 +43,10 @@ def held_by(value: Any, name: str) -> Any:
 
 
 def set_own(value: Any, name: str, it: Any) -> None:
-    """Set an attribute of an object, or delete it if it is to be absent. The class's `__setattr__`
-    and `__delattr__`, which may refuse, are not asked.
+    """Set an attribute of an object or class, or delete it if it is to be absent. Code of its
+    class, which may refuse, is not asked.
     """
     how, values = ("__delattr__", ()) if it is ABSENT else ("__setattr__", (it,))
-    is_python = is_a(getattr(type(value), how), types.FunctionType) and not is_a(value, type)
-    getattr(object if is_python else type(value), how)(value, name, *values)
+    is_python = is_a(getattr(type(value), how), types.FunctionType)
+    plain = type if is_a(value, type) else object
+    getattr(plain if is_python else type(value), how)(value, name, *values)
