@@ -25,14 +25,7 @@ from typing import Any
 
 import torch
 
-from thunder_fn.callbacks import (
-    LIBRARY,
-    batch,
-    examples,
-    function_of,
-    number_of,
-    split_arguments,
-)
+from thunder_fn.callbacks import LIBRARY, batch, examples, function_of, number_of, split_arguments
 from thunder_fn.capture import pytree
 from thunder_fn.capture.generators import is_again
 from thunder_fn.capture.scopes import user_source

@@ -27,12 +27,7 @@ from thunder_fn.errors import TraceTypeError, kind_of, spelled
 from thunder_fn.interpreters.vmap import vmap as vmap_trace
 from thunder_fn.ir.symbols import made_by
 from thunder_fn.ir.trace import Trace, Type, type_of_value
-from thunder_fn.structured.loop_functions import (
-    check_carry,
-    check_dense,
-    result_types,
-    scan,
-)
+from thunder_fn.structured.loop_functions import check_carry, check_dense, result_types, scan
 from thunder_fn.structured.shared.bind import bind_composite
 from thunder_fn.structured.shared.bodies import is_kept_open, next_carry, own_memory, standing_for
 from thunder_fn.structured.shared.custom_calls import examples_of

@@ -39,14 +39,7 @@ from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.outside.kinds import parts_in
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import (
-    CONTAINERS,
-    LONG,
-    PLAIN,
-    Same,
-    is_object,
-    module_of,
-)
+from thunder_fn.capture.outside.reads import CONTAINERS, LONG, PLAIN, Same, is_object, module_of
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random

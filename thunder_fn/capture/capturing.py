@@ -45,9 +45,7 @@ from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.process import noted_state
 from thunder_fn.capture.outside.properties import types_of
-from thunder_fn.capture.outside.reads import (
-    HOLDERS,
-)
+from thunder_fn.capture.outside.reads import HOLDERS
 from thunder_fn.capture.places import Effect, Feed, Update, snapshot
 from thunder_fn.capture.pytree import TENSOR
 from thunder_fn.capture.recorder import Recorder, current

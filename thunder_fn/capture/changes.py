@@ -16,9 +16,7 @@ from thunder_fn.capture.failures import source_of
 from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
-from thunder_fn.capture.outside.reads import (
-    content_of,
-)
+from thunder_fn.capture.outside.reads import content_of
 from thunder_fn.capture.overlaps import overlaps
 from thunder_fn.capture.places import GRAD, REQUIRES_GRAD, Effect, Entry, Feed, Update
 from thunder_fn.capture.recorder import Recorder

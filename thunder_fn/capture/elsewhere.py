@@ -26,13 +26,7 @@ from thunder_fn.capture.objects import ABSENT, is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import PLACES, is_named, look, store
 from thunder_fn.capture.outside.effects import APPEND, PREPEND
-from thunder_fn.capture.outside.reads import (
-    HOLDERS,
-    SEQUENCES,
-    Changed,
-    builtin_of,
-    content_of,
-)
+from thunder_fn.capture.outside.reads import HOLDERS, SEQUENCES, Changed, builtin_of, content_of
 from thunder_fn.capture.places import (
     APPENDED,
     PREPENDED,

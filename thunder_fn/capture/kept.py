@@ -28,24 +28,10 @@ from thunder_fn.capture.made import made_anew
 from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import store
-from thunder_fn.capture.places import (
-    Change,
-    Effect,
-    Entry,
-    Item,
-    Snapshot,
-    Update,
-    snapshot,
-)
+from thunder_fn.capture.places import Change, Effect, Entry, Item, Snapshot, Update, snapshot
 from thunder_fn.capture.renewed import parts_of
 from thunder_fn.capture.storable import FIXED, Storable
-from thunder_fn.capture.stored import (
-    alive,
-    in_order,
-    reordered,
-    take_back,
-    with_objects,
-)
+from thunder_fn.capture.stored import alive, in_order, reordered, take_back, with_objects
 from thunder_fn.capture.unread import Unread
 from thunder_fn.ir.rules import chosen
 from thunder_fn.ir.trace import Expr, as_dim

@@ -14,9 +14,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.capture.comparisons import entries_of, has_keys_of, is_like, is_numeric
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.objects import ABSENT
-from thunder_fn.capture.outside.reads import (
-    length_of,
-)
+from thunder_fn.capture.outside.reads import length_of
 from thunder_fn.capture.places import Entry, Feed, Snapshot, held_at
 from thunder_fn.capture.renewed import Form
 from thunder_fn.ir.text import program_text, run_text

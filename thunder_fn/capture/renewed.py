@@ -19,9 +19,7 @@ from thunder_fn.capture.comparisons import PLAIN, is_like, type_of
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.objects import dict_of
 from thunder_fn.capture.outside.kinds import is_record
-from thunder_fn.capture.outside.reads import (
-    fields_of,
-)
+from thunder_fn.capture.outside.reads import fields_of
 from thunder_fn.capture.places import Path, Step
 
 _DICTS = (dict, collections.OrderedDict)

@@ -24,12 +24,7 @@ from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import Constant
 from thunder_fn.capture.outside.kinds import may_run_users
 from thunder_fn.capture.outside.levels import UNFOLLOWED, is_followed
-from thunder_fn.capture.outside.properties import (
-    PROPERTIES,
-    answer,
-    check_type,
-    is_inference_mode,
-)
+from thunder_fn.capture.outside.properties import PROPERTIES, answer, check_type, is_inference_mode
 from thunder_fn.capture.recorded import Scope
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.cast_inside import CAST_INSIDE

@@ -21,15 +21,8 @@ from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside import frames
 from thunder_fn.capture.outside.edges import look
 from thunder_fn.capture.outside.kinds import is_lasting
-from thunder_fn.capture.places import (
-    Stays,
-)
-from thunder_fn.capture.stored import (
-    has_tracers,
-    holds_numbers,
-    leaves_in,
-    reaches_tracer,
-)
+from thunder_fn.capture.places import Stays
+from thunder_fn.capture.stored import has_tracers, holds_numbers, leaves_in, reaches_tracer
 from thunder_fn.errors import UnsupportedCall, kind_of, with_article
 
 if TYPE_CHECKING:

@@ -28,15 +28,7 @@ from thunder_fn.capture.outside.reads import (
     fields_of,
     module_of,
 )
-from thunder_fn.capture.places import (
-    APPENDED,
-    PREPENDED,
-    Change,
-    Effect,
-    Snapshot,
-    put,
-    snapshot,
-)
+from thunder_fn.capture.places import APPENDED, PREPENDED, Change, Effect, Snapshot, put, snapshot
 from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.ir.rules import chosen
 

@@ -15,15 +15,7 @@ import operator
 import types
 import warnings
 import weakref
-from collections.abc import (
-    Callable,
-    Collection,
-    Container,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any

@@ -37,9 +37,7 @@ from thunder_fn.capture.modules import TRACING
 from thunder_fn.capture.numbers.arguments import Symbolic, value_at
 from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside.properties import Read
-from thunder_fn.capture.outside.reads import (
-    HOLDERS,
-)
+from thunder_fn.capture.outside.reads import HOLDERS
 from thunder_fn.capture.places import GRAD, Effect, Update, held_at, put, tensor_at
 from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random

@@ -18,14 +18,7 @@ import torch
 from thunder_fn.errors import ThunderError
 from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.trace import Op, TensorType, Trace
-from thunder_fn.testing.drawn_programs import (
-    BODIES,
-    FAMILIES,
-    Program,
-    Step,
-    build,
-    example_inputs,
-)
+from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, build, example_inputs
 from thunder_fn.testing.schemas import (
     DTYPES,
     MOST_PICKS,

@@ -34,10 +34,7 @@ import torch.multiprocessing
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.objects import ABSENT, is_a
 from thunder_fn.capture.outside.process import ASKED
-from thunder_fn.capture.outside.reads import (
-    module_of,
-    seen,
-)
+from thunder_fn.capture.outside.reads import module_of, seen
 from thunder_fn.capture.recorder import CHANGED
 
 

@@ -120,6 +120,11 @@ def _items(reader: _Reader) -> tuple[set[Source], set[Source]]:
     return sure, vague
 
 
+def _is_known(place: tuple[Any, ...]) -> bool:
+    """Test for a place whose holder is known."""
+    return place[0] in ("global", "cell") or place[1] is not None
+
+
 class _Reader:
     """The symbolic stack, and the findings so far."""
 
@@ -238,16 +243,14 @@ class _Reader:
             self.use(("augmented", place, value[2]))
         else:
             self.end(value)
-            is_known = place[0] in ("global", "cell") or place[1] is not None
-            self.use(("before" if is_known else "counted", place))
+            self.use(("before" if _is_known(place) else "counted", place))
 
     def deleted(self, place: Source) -> None:
         """Record that a place is emptied, which fails if it is empty already."""
         assert place is not None
-        is_known = place[0] in ("global", "cell") or place[1] is not None
-        if is_known:
+        if _is_known(place):
             self.use(place)
-        self.use(("before" if is_known else "counted", place))
+        self.use(("before" if _is_known(place) else "counted", place))
 
     def item(self, of: Source, key: Source) -> Source:
         """The item at a key, whose variable is known to be one."""
@@ -756,20 +759,25 @@ def _setattr(r: _Reader, call: _Call) -> bool:
     return True
 
 
+def _object_and_arguments(call: _Call, count: int) -> tuple[Source, list[Source]]:
+    """The object of a method that is called of its class, of itself or of `super()`, and so many
+    arguments after it; None for the object if the call is another one.
+    """
+    of, given = call.owner, call.arguments
+    if len(given) == count + 1:
+        of, *given = given
+    elif of is not None and of[0] == "super":
+        of = of[2]
+    return (None, []) if call.is_spread or len(given) != count else (of, given)
+
+
 @_callee("__setattr__", table=_METHODS)
 def _setattr_of(r: _Reader, call: _Call) -> bool:
     """Read `object.__setattr__(x, name, value)`, `x.__setattr__(...)` or `super()`'s."""
-    match call.owner, call.arguments:
-        case _, [of, key, value]:
-            pass
-        case ("super", _, of), [key, value]:
-            pass
-        case of, [key, value]:
-            pass
-        case _:
-            return False
-    if of is None or call.is_spread:
+    of, given = _object_and_arguments(call, 2)
+    if of is None:
         return False
+    key, value = given
     r.written(value, r.attribute(of, key))
     r.stack.append(None)
     return True
@@ -787,18 +795,10 @@ def _delattr(r: _Reader, call: _Call) -> bool:
 @_callee("__delattr__", table=_METHODS)
 def _delattr_of(r: _Reader, call: _Call) -> bool:
     """Read `object.__delattr__(x, name)`, `x.__delattr__(name)` or `super()`'s."""
-    match call.owner, call.arguments:
-        case _, [of, key]:
-            pass
-        case ("super", _, of), [key]:
-            pass
-        case of, [key]:
-            pass
-        case _:
-            return False
-    if of is None or call.is_spread:
+    of, given = _object_and_arguments(call, 1)
+    if of is None:
         return False
-    r.deleted(r.attribute(of, key))
+    r.deleted(r.attribute(of, given[0]))
     r.stack.append(None)
     return True
 

@@ -14,9 +14,7 @@ from typing import Any
 
 from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.kinds import is_python
-from thunder_fn.capture.outside.reads import (
-    module_of,
-)
+from thunder_fn.capture.outside.reads import module_of
 
 _MODULES = frozenset(
     [

@@ -20,9 +20,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.objects import ABSENT
-from thunder_fn.capture.outside.reads import (
-    seen,
-)
+from thunder_fn.capture.outside.reads import seen
 from thunder_fn.capture.supported import is_wrapped
 from thunder_fn.errors import UnsupportedCall
 

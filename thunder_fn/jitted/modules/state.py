@@ -18,12 +18,7 @@ from torch.nn.utils import parametrize
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture.objects import ABSENT
-from thunder_fn.capture.outside.reads import (
-    Reads,
-    attribute,
-    of_class,
-    seen,
-)
+from thunder_fn.capture.outside.reads import Reads, attribute, of_class, seen
 
 Tensor = torch.Tensor
 _OWN = operator.attrgetter("__dict__")

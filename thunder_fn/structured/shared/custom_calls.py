@@ -23,9 +23,7 @@ from thunder_fn.capture.objects import is_a
 from thunder_fn.capture.outside.edges import Edge, is_same, now
 from thunder_fn.capture.outside.frames import is_machinery, observer
 from thunder_fn.capture.outside.moments import Moment
-from thunder_fn.capture.outside.reads import (
-    PLAIN,
-)
+from thunder_fn.capture.outside.reads import PLAIN
 from thunder_fn.capture.recorder import Recorder
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.derived.leaf_vjp import is_differentiable
