@@ -76,9 +76,20 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"--random-order {seed}" if seed else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Make no item of what `--quick` leaves out, two of three: each worker would make all of them. One stays."""
+    yield
+    if metafunc.config.getoption("--quick") and metafunc._calls:
+        test = f"{metafunc.definition.parent.nodeid}::{metafunc.function.__name__}"
+        calls = {f"{test}[{call.id}]": call for call in metafunc._calls}
+        later = left_out(calls)
+        metafunc._calls[:] = [call for name, call in calls.items() if name not in later] or metafunc._calls[:1]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        later = left_out(item.nodeid for item in items)
+        later = {item.nodeid for item in items if left_out([item.nodeid])}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in later])
         items[:] = [item for item in items if item.nodeid not in later]
     if seed := config.getoption("--random-order"):

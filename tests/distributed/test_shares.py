@@ -85,7 +85,7 @@ def sent(trace: Any) -> dict[str, int]:
 
 
 @given(names=st.lists(st.sampled_from([*KEEPING, *NEEDING]), max_size=3), size=st.sampled_from([2, 3, 5]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_ranks_that_keep_their_shares_equal_one(names: list[str], size: int) -> None:
     loss, params, x = problem(*names)
     functions = [tfn.tensor_parallel(loss, group, PLAN) for group in simulated(size)]

@@ -9,13 +9,13 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import thunder_fn
-from tests.messages import message_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("thunder_fn", "tests", "tutorials", "docs")
@@ -31,10 +31,53 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_nothing_is_left_to_do(path: Path) -> None:
-    found = [f"{name(path)}:{i}" for i, line in enumerate(path.read_text().splitlines(), 1) if MARKS.search(line)]
-    assert not found, "open an issue instead"
+@dataclass(frozen=True)
+class Parsed:
+    """A file, and the nodes of its tree that rules are about."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+    functions: tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]
+    strings: tuple[ast.Constant, ...]
+    docstrings: tuple[ast.Constant, ...]
+    """Strings that stand as statements: docstrings, and the descriptions of constants and fields below them."""
+
+    def at(self, node: ast.stmt | ast.expr) -> str:
+        return f"{name(self.path)}:{node.lineno}"
+
+
+def parsed(path: Path) -> Parsed:
+    text = path.read_text()
+    tree = ast.parse(text)
+    functions, strings, docstrings = [], [], []
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                functions.append(node)
+            case ast.Constant(str()):
+                strings.append(node)
+            case ast.Expr(ast.Constant(str()) as value):
+                docstrings.append(value)
+            case _:
+                pass
+    return Parsed(path, text, tree, tuple(functions), tuple(strings), tuple(docstrings))
+
+
+@pytest.fixture(scope="module")
+def shown() -> tuple[Parsed, ...]:
+    """The files of the package and of the documentation. They are parsed once for all rules."""
+    return tuple(map(parsed, SHOWN))
+
+
+@pytest.fixture(scope="module")
+def package(shown: tuple[Parsed, ...]) -> tuple[Parsed, ...]:
+    return shown[: len(PACKAGE)]
+
+
+def test_nothing_is_left_to_do() -> None:
+    texts = ((path, path.read_text()) for path in FILES)
+    assert not [name(path) for path, text in texts if MARKS.search(text)], "open an issue instead"
 
 
 def test_no_merge_is_left_half_done() -> None:
@@ -42,12 +85,14 @@ def test_no_merge_is_left_half_done() -> None:
     assert not [name(path) for path in texts if re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE)]
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name)
-def test_public_definitions_have_docstrings(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    missing = [f"{name(path)}:{node.lineno} {node.name}" for node in public(tree) if not ast.get_docstring(node)]
-    assert not missing
-    assert ast.get_docstring(tree) or not tree.body, f"{name(path)} has no module docstring"
+def test_public_definitions_have_docstrings(package: tuple[Parsed, ...]) -> None:
+    assert not [
+        f"{file.at(node)} {node.name}" for file in package for node in public(file.tree) if not ast.get_docstring(node)
+    ]
+
+
+def test_modules_have_docstrings(package: tuple[Parsed, ...]) -> None:
+    assert not [name(file.path) for file in package if file.tree.body and not ast.get_docstring(file.tree)]
 
 
 def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
@@ -97,14 +142,14 @@ LONG = {
 """Functions of more than 40 lines without docstring and comments, and why. The list only shrinks."""
 
 
-def test_functions_are_short() -> None:
+def test_functions_are_short(package: tuple[Parsed, ...]) -> None:
     """A function of more than 40 lines, its docstring and comments not counted, has a reason."""
     found = {
-        f"{name(path)} {node.name}"
-        for path in PACKAGE
-        for text in [path.read_text()]
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node, text.splitlines()) > 40
+        f"{name(file.path)} {node.name}"
+        for file in package
+        for lines in [file.text.splitlines()]
+        for node in file.functions
+        if lines_of(node, lines) > 40
     }
     assert found - LONG.keys() == set(), "cut it into functions"
     assert LONG.keys() - found == set(), "short by now: take it from the list"
@@ -118,13 +163,10 @@ def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> 
     return last - node.lineno + 1 - comments - documented * ((first.end_lineno or 0) - first.lineno + 1)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=name)
-def test_cpp_stands_in_files(path: Path) -> None:
+def test_cpp_stands_in_files(package: tuple[Parsed, ...]) -> None:
     """C++ of more than some lines is a file in `cpp/`, which editors and clang-format know."""
-    strings = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
-    found = [
-        node.lineno for node in strings if re.search(r"^(static|template|struct) .*[{;]$", message_of(node.value), re.M)
-    ]
+    cpp = re.compile(r"^(static|template|struct) .*[{;]$", re.M)
+    found = [file.at(node) for file in package for node in file.strings if cpp.search(str(node.value))]
     assert not found, "put it into a file (`cpp_text.py`)"
 
 
@@ -134,19 +176,11 @@ CLAUSES = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", SHOWN, ids=name)
-def test_docstrings_begin_with_no_clause(path: Path) -> None:
+def test_docstrings_begin_with_no_clause(shown: tuple[Parsed, ...]) -> None:
     """A docstring begins with an imperative ("Return ...") or with a noun phrase that names the thing."""
-    found = {node.lineno: message_of(node.value) for node in docstrings(ast.parse(path.read_text()))}
+    found = {file.at(node): str(node.value) for file in shown for node in file.docstrings}
     clauses = {line: text for line, text in found.items() if CLAUSES.match(text.lstrip())}
     assert not clauses, "begin with an imperative or with a noun phrase that names the thing"
-
-
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Strings that stand as statements: docstrings, and the descriptions of constants and fields below them."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value
 
 
 def test_the_changelog_is_a_line_each() -> None:
@@ -251,14 +285,9 @@ def test_there_is_one_way_to_read_an_equation(pattern: str) -> None:
 GENERATED = re.compile(r"from (thunder_fn[\w.]*) import (\w+)")
 
 
-def test_generated_code_imports_what_there_is() -> None:
+def test_generated_code_imports_what_there_is(package: tuple[Parsed, ...]) -> None:
     """Text that becomes code names functions of ours, which look as if nobody called them."""
-    texts = (
-        (path, node.value)
-        for path in PACKAGE
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    texts = ((file.path, str(node.value)) for file in package for node in file.strings)
     found = [(path, *each) for path, text in texts for each in GENERATED.findall(text)]
     assert {"load_source", "gemm_address"} <= {what for *_, what in found}
     missing = [
