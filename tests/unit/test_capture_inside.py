@@ -1153,6 +1153,42 @@ def test_script_functions_have_torch_funcs_numbers_in_every_transform(function: 
         torch.testing.assert_close(found, expected)
 
 
+def _doubled(xs: list[torch.Tensor], k: torch.Tensor) -> torch.Tensor:
+    return torch.stack(xs).pow(2).sum(0) * k
+
+
+GIVEN_TO_SCRIPTS: dict[str, tuple[Any, Any]] = {
+    "positional": (lambda: _scripted, lambda f, p, x: f(p) * x),
+    "keyword": (lambda: _scripted, lambda f, p, x: f(x=p) * x),
+    "in a list": (lambda: _doubled, lambda f, p, x: f([p, x], x)),
+    "beside a tracer": (lambda: _doubled, lambda f, p, x: f([x], p)),
+    "to a module": (torch.nn.Tanh, lambda f, p, x: f(p) * x),
+    "to a method": (torch.nn.Tanh, lambda f, p, x: f.forward(p) * x),
+}
+
+
+@pytest.mark.parametrize("wrap", [tfn.jit, functools.partial(tfn.compile, executors=["torch"])])
+@pytest.mark.parametrize("given", GIVEN_TO_SCRIPTS)
+def test_scripts_are_given_parameters_from_outside(given: str, wrap: Any) -> None:
+    make, called = GIVEN_TO_SCRIPTS[given]
+
+    def trained(wrap: Any) -> Any:
+        script, p = _script(make()), torch.nn.Parameter(torch.tensor([0.2, 0.5, 0.3]))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = called(script, p, x).sum()
+            loss.backward()
+            return loss.detach()
+
+        step = wrap(step)
+        return [(step(x), p.grad.clone()) for x in (torch.ones(3), torch.rand(1) + torch.arange(3.0))]
+
+    torch.manual_seed(0)
+    expected = trained(lambda f: f)
+    torch.manual_seed(0)
+    torch.testing.assert_close(trained(wrap), expected)
+
+
 def test_a_module_of_torchscript_detaches() -> None:
     class Detaching(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

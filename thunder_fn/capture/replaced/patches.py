@@ -88,13 +88,17 @@ def _refuse_backward_hooks(module: torch.nn.Module) -> None:
 def _closed_scripts(original: Callable[..., Any]) -> Callable[..., Any]:
     """The call of a function or method of TorchScript, which reads constants and attributes in C++.
 
-    In a capture it is given them, tensors as tracers, and the program depends on all of them.
+    In a capture it is given them and the arguments from outside, tensors as tracers, and the
+    program depends on all of them.
     """
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
-        given = None if recorder is None else internals.bound_script(self, args, kwargs)
-        if recorder is None or given is None:
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        args, kwargs = lift_call(recorder, args, kwargs)
+        given = internals.bound_script(self, args, kwargs)
+        if given is None:
             return original(self, *args, **kwargs)
         what = f"`{self.name}` of TorchScript"
         try:
