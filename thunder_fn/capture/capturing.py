@@ -104,6 +104,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
     shares: bool = False,
     grad_off: bool = False,
     returning: Callable[[Any], Callable[[Any], Any]] | None = None,
+    raising: Callable[[Any], Callable[[Any], Any]] | None = None,
     inside: str = "",
     differentiated: Collection[int] | None = None,
     has_effects: bool = False,
@@ -120,13 +121,14 @@ def capture(  # noqa: PLR0913 - options, by keyword
         f: any PyTorch callable. Non-tensor leaves of its arguments are baked in.
         track_no_grad: keep `no_grad` and `detach` as stops for gradients.
         symbolic: the leaves of `(args, kwargs)` that are, or have sizes that are, symbols.
-        on_raise: called if f raises, with what it did until then: a trace without results, and its
-            writes.
+        on_raise: called if f raises, with what it did until then: a trace of its writes, and of the
+            result that `raising` makes of None.
         shares: a tensor that is passed more than once is one input, and the same tensor for f. A
             container from outside that f returns is the result itself.
         grad_off: f runs under `no_grad`, though gradients are on around it.
         returning: of the arguments that f is given, what makes of its result the one that is
             captured.
+        raising: the same for a function that raises.
         inside: the transform that f is captured for, whose arguments stand for the caller's
             tensors.
         differentiated: for reverse mode, the leaves of `(args, kwargs)` that are differentiated, by
@@ -145,7 +147,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
             as they were before.
         TracedFunctionError: f raised. The error is an instance of the original type too.
     """
-    options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, inside
+    options = track_no_grad, symbolic, on_raise, shares, grad_off, returning, raising, inside
     asked = _Options(f, args, kwargs or {}, *options, differentiated, known, stores)
     kept = _Found(wanted) if has_effects else None
     has_symbols, copies, needs_symbols = symbolic is not None, tuple[Lookaside, ...](), True
@@ -163,8 +165,7 @@ def capture(  # noqa: PLR0913 - options, by keyword
                 raise
             copies, needs_symbols = copies + more, not _is_about_types(e)
         except (MustBegin, MustFeed) as again:
-            assert kept is not None, "others have no kept objects"
-            kept = dataclasses.replace(kept, **again.found)
+            kept = dataclasses.replace(kept or _Found(wanted), **again.found)
         begin_again()  # sizes that depend on data, and fed numbers, are symbols
         has_symbols, needs_symbols = has_symbols or needs_symbols, True
 
@@ -241,6 +242,7 @@ class _Options:
     shares: bool
     grad_off: bool
     returning: Callable[[Any], Callable[[Any], Any]] | None
+    raising: Callable[[Any], Callable[[Any], Any]] | None
     inside: str
     differentiated: Collection[int] | None
     known: Collection[int] | None
@@ -334,13 +336,14 @@ class _Attempt:
             ):
                 tracers = self.tracers()
                 given = self.given(tracers)
-                recorder.modules.is_exclusive = True
+                recorder.modules.is_exclusive, raised = True, None
                 try:
                     recorder.take_kept()
                     for module, path in modules_of(asked.f, self.leaves):
                         recorder.modules.watch(module, path)
                     arguments = pytree.unflatten(self.in_spec, given)
                     made_of = None if asked.returning is None else asked.returning(arguments)
+                    raised = None if asked.raising is None else asked.raising(arguments)
                     recorder.filled = recorder.filled if made_of is None else arguments
                     with _unchanged(asked, arguments):
                         result = _run(recorder, asked.f, asked.name, asked.grad_off, *arguments)
@@ -351,7 +354,7 @@ class _Attempt:
                     recorder.call.generators.check()
                 except TracedFunctionError:
                     if asked.on_raise is not None:
-                        unfinished = self.end(tracers, ())
+                        unfinished = self.end(tracers, None if raised is None else raised(None))
                     raise
                 finally:
                     recorder.restore()
@@ -359,7 +362,7 @@ class _Attempt:
             if asked.on_raise is not None and unfinished is not None:
                 asked.on_raise(self.captured(unfinished))
             raise
-        del tracers, given, arguments, result, made_of
+        del tracers, given, arguments, result, made_of, raised
         captured = self.captured(end)
         targets = captured.targets_among(len(self.tensors))
         check_aliases(captured.trace, self.tensors, targets, source_of(asked.f), asked.name)

@@ -46,6 +46,8 @@ from thunder_fn.structured import replaced as _replaced  # noqa: F401  # pyright
 from thunder_fn.structured.call import bind_call
 
 if TYPE_CHECKING:
+    from thunder_fn.capture.captured import Captured
+    from thunder_fn.capture.recorder import Recorder
     from thunder_fn.inspect.lowered import Lowered
 
 P = ParamSpec("P", default=...)
@@ -308,8 +310,16 @@ def call_inside_capture(jitted: Jitted, args: tuple[Any, ...], kwargs: dict[str,
     assert recorder is not None, "the caller has looked"
     options = jitted.options.as_called()
     call = read_call(options, args, kwargs)
-    captured, traces = capture_call(jitted.fn, options, call)
-    body, closures = close_over(traces[-1])
+    begun = lambda captured: _record_call(recorder, options, call, captured, captured.trace)
+    captured, traces = capture_call(jitted.fn, options, call, on_raise=begun)
+    return _record_call(recorder, options, call, captured, traces[-1])
+
+
+def _record_call(
+    recorder: Recorder, options: Options, call: Call, captured: Captured, trace: Trace
+) -> Any:
+    """Record a call of this trace, and make the changes of the function that it was captured of."""
+    body, closures = close_over(trace)
     inputs = call.values
     recorder.gradients.follows |= captured.follows
     with torch.set_grad_enabled(torch.is_grad_enabled() or is_followed(captured)):

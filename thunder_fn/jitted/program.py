@@ -69,7 +69,7 @@ from thunder_fn.jitted.autograd.nodes import freed
 from thunder_fn.jitted.call import Call
 from thunder_fn.jitted.callpath import Namespace, put_together, skeleton
 from thunder_fn.jitted.memory import all_exclusive, clash_check, give_away
-from thunder_fn.jitted.modules.containers import Filling, filling
+from thunder_fn.jitted.modules.containers import Filling, filling, finish
 from thunder_fn.jitted.options import Options, calls_within
 from thunder_fn.jitted.outside import Outside, Watched, outside_of, watching
 from thunder_fn.jitted.prologue import prologue_trace, structure_text
@@ -261,7 +261,9 @@ def _apply_unfinished(call: Call, captured: Captured) -> None:
     tensors = call.values
     with TRACING:
         values = (*tensors, *(feed.read(tensors) for feed in captured.feeds))
-    write_back(captured, values, evaluate(captured.trace, values))  # of no results
+    made = captured.result(write_back(captured, values, evaluate(captured.trace, values)))
+    if type(made) is Filling:
+        finish(made, call.args, call.kwargs)
 
 
 def _lowered(
@@ -431,6 +433,8 @@ def capture_call(
         }
         if not getattr(f, "fills_arguments", False):
             options_of_capture["returning"] = filling
+        if on_raise is not None:
+            options_of_capture["raising"] = filling
         begin_again = beginning()
         captured = capture(function, call.args, call.kwargs, **options_of_capture)
         if is_followed(captured):

@@ -79,7 +79,6 @@ from thunder_fn.capture.outside.reads import (
 )
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED
-from thunder_fn.capture.unread import held_in
 from thunder_fn.ir.text import escaped
 
 _BUILTINS = frozenset(vars(builtins))
@@ -669,16 +668,6 @@ class Evaluator(Attributes):
             self.written.add(id(type) if kind == "class" else id(holder))
             self.before.setdefault((kind, id(holder), key), (holder, self.first(kind, holder, key)))
         return ()
-
-    def first(self, kind: str, holder: Any, key: Any) -> Any:
-        """Find what a place held before the function ran. A place may be known only at the end of
-        a frame that has written to it.
-        """
-        if kind == "key" and id(holder) in self.dicts:
-            return held_in(self.dicts[id(holder)][1].get(key, ABSENT))
-        if kind in ("key", "index") and id(holder) in self.contents:
-            return look(kind, self.contents[id(holder)].before, key)
-        return look(kind, holder, key)
 
     def places(self, place: Any, frame: Frame, memo: Memo) -> list[tuple[str, Any, Any]]:
         """The places outside that a write may mean: the kind of each, its holder and its key."""

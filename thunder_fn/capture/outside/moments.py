@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.frames import observer
 from thunder_fn.capture.places import Snapshot, snapshot
@@ -54,7 +55,9 @@ class Moment:
             value = self.values.get(place, old)
             is_kept = place in self.values or not self.is_of_trace(old)
             is_asked = other is None or other.values.get(place, old) is not value
-            if is_kept and is_asked and look(kind, holder, key) is not value:
+            now = look(kind, holder, key)
+            is_gone = kind == "index" and now is ABSENT  # the list is restored as a whole
+            if is_kept and is_asked and now is not value and not is_gone:
                 store(kind, holder, key, value)
         for of, first in self._held().items():
             one = self.held.get(of, first)

@@ -20,7 +20,7 @@ from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.anew import is_heard, known_as
 from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
-from thunder_fn.capture.outside.edges import Constant, Edge, look
+from thunder_fn.capture.outside.edges import Constant, Edge, look, place_of
 from thunder_fn.capture.outside.effects import Effects
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file
 from thunder_fn.capture.outside.kinds import (
@@ -37,9 +37,11 @@ from thunder_fn.capture.outside.kinds import (
     parts_in,
     progress_of,
 )
+from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import (
     ARRAYS,
     CONTAINERS,
+    DEPTH,
     HOLDERS,
     PLAIN,
     fields_of,
@@ -53,6 +55,7 @@ from thunder_fn.capture.places import Snapshot, is_changeable, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
 from thunder_fn.capture.stored import is_of_trace
+from thunder_fn.capture.unread import held_in
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
 
@@ -63,6 +66,10 @@ MANY, LARGE = 10_000, 1 << 26
 """Items of longer containers are not looked into, bytes of larger buffers not kept."""
 _DEEP = 6
 """The number of steps from a value to what it leads to."""
+_OF_WHOLE = ("content", "entries", "names")
+"""The kinds of edges to a value as a whole."""
+_ANY = frozenset(("any",))
+"""The methods that change a container, where none is known."""
 
 
 class Reached:
@@ -181,7 +188,7 @@ class Reached:
         """Note an object from outside that is reached for the first time."""
         self.outside[id(value)] = value, path
         if is_a(value, HOLDERS) and length_of(value) <= MANY:
-            self.contents[id(value)] = snapshot(value)
+            self.contents[id(value)] = self.first_content(value)
         elif not is_a(value, NO_FIELDS) and type(held := dict_of(value)) is dict:
             self.dicts[id(held)] = held, held.copy()
         if is_record(type(value)) and is_of_trace(value):
@@ -197,6 +204,18 @@ class Reached:
         if is_a(value, VIEWS):
             for held in gc.get_referents(value):
                 self.content(held, path)
+
+    def first_content(self, container: Any) -> Snapshot:
+        """Note what a container held before the function ran. The `__dict__` of an object may be
+        met when its attributes have been written.
+        """
+        if id(container) not in self.dicts and id(container) not in self.module_states:
+            return snapshot(container)
+        first = dict(self.dicts.get(id(container), (None, container))[1])
+        for (kind, of, key), (_, old) in {**self.counted, **self.before}.items():
+            if kind == "key" and of == id(container):
+                first[key] = old
+        return Snapshot(container, {k: held_in(v) for k, v in first.items() if v is not ABSENT})
 
     def reach_module(self, module: torch.nn.Module, path: str, depth: int) -> None:
         """Reach a module, its parts, and the functions of their hooks."""
@@ -342,11 +361,66 @@ class Reached:
         if place not in self.edges and not (
             is_a(value, torch.Tensor) and internals.is_tracer(value)
         ):
-            _, old = self.before.get(place) or self.counted.get(place) or (None, value)
+            old = self.at_first(kind, holder, key, value)
             self.edges[place] = Edge(kind, holder, key, old, path, owner)
+            if kind == "index" and self.has_moved(holder, key):
+                self.content(holder, self.path(holder, path))
         if not is_by_value:
             self.array(value, path)
         return value
+
+    def at_first(self, kind: str, holder: Any, key: Any, now: Any) -> Any:
+        """Find what an edge gave before the function ran: it may have written there since."""
+        if kind in _OF_WHOLE:
+            if not self.has_changed(holder):
+                return now
+            with self.first_moment.visited():
+                return look(kind, holder, key)
+        place = kind, id(holder), key
+        known = self.before.get(place) or self.counted.get(place)
+        return self.first(kind, holder, key) if known is None else known[1]
+
+    def first(self, kind: str, holder: Any, key: Any) -> Any:
+        """Find what a place held before the function ran. A place may be known only at the end of
+        a frame that has written to it.
+        """
+        if kind == "key" and id(holder) in self.dicts:
+            return held_in(self.dicts[id(holder)][1].get(key, ABSENT))
+        if kind in ("key", "index") and id(holder) in self.contents:
+            return look(kind, self.contents[id(holder)].before, key)
+        return look(kind, holder, key)
+
+    def has_changed(self, value: Any, depth: int = DEPTH) -> bool:
+        """Test whether a value, as deep as `seen` looks, holds something else than before the
+        function ran.
+        """
+        return any(left and self.is_other(part) for part, left in met(value, depth))
+
+    def has_moved(self, items: Any, index: Any) -> bool:
+        """Test whether an item may have had another place before the function ran."""
+        is_written = any(("content", id(items), None) in of for of in (self.before, self.counted))
+        is_longer = not is_written and self.changing.get(id(items), _ANY) <= {"append", "extend"}
+        return self.has_changed(items, 1) and not (is_longer and index >= 0)
+
+    def is_other(self, value: Any) -> bool:
+        """Test whether a container or object holds other objects than before the function ran."""
+        if is_a(value, (*CONTAINERS, *ARRAYS)):
+            one = self.contents.get(id(value)) or self.others.get(id(value))
+            return one is not None and not one.is_unchanged
+        now, old = self.dicts.get(id(dict_of(value)), ({}, {}))
+        if now.keys() != old.keys() or any(now[name] is not old[name] for name in old):
+            return True
+        for kind, holder, key in (place_of(value, name) for name in fields_of(value) or ()):
+            place = kind, id(holder), key
+            known = self.before.get(place) or self.counted.get(place)
+            if known is not None and known[1] is not look(kind, holder, key):
+                return True
+        return False
+
+    @property
+    def first_moment(self) -> Moment:
+        """The moment before the function ran."""
+        return Moment(self.counted, self.before, self.contents, self.others, is_of_trace)
 
     def bases(self, cls: type, path: str) -> None:
         """Guard the bases of a class of the user's."""
@@ -393,7 +467,7 @@ class Reached:
     def below(self, value: Any, path: str) -> None:
         """Take what lies deeper in a value than one edge looks."""
         for part, depth in met(value):
-            if depth == 0 and id(part) not in self.outside:
+            if depth == 0 and ("content", id(part), None) not in self.edges:
                 self.reach(part, path)
                 if is_a(part, CONTAINERS):
                     self.content(part, path)

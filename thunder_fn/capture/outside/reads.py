@@ -536,9 +536,9 @@ def met(value: Any, depth: int = DEPTH) -> Iterator[tuple[Any, int]]:
     if is_a(value, ARRAYS) or depth == 0:
         return
     if is_a(value, CONTAINERS):
-        items = content_of(value)
+        items, rest = content_of(value), max(depth - (2 if is_a(value, dict) else 1), 0)
         for item in items if len(items) <= LONG else ():
-            yield from met(item[1] if is_a(value, dict) else item, depth - 1)
+            yield from met(item[1] if is_a(value, dict) else item, rest)
         return
     for item in (fields_of(value) or {}).copy().values():
         if not holds_tensor(item, depth - 1):

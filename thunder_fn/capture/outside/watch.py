@@ -433,11 +433,6 @@ class Watch(Evaluator):
         """Note what places outside hold now: a function that is traced again begins as it did."""
         return self.first_moment.now()
 
-    @property
-    def first_moment(self) -> Moment:
-        """The moment before the function ran."""
-        return Moment(self.counted, self.before, self.contents, self.others, is_of_trace)
-
     def was_outside(self, value: Any) -> bool:
         """Test for an object that was outside before the function ran: one that the function made
         may be met where it has been stored.
