@@ -539,6 +539,12 @@ def test_every_program_made_on_purpose_is_a_trace() -> None:
     assert len({str(Case(program).trace) for program in two_deep()}) == 100
 
 
+def test_recorded_calls_have_other_values_in_several_places() -> None:
+    """A target that is left out shows where losses are neither weighted nor added up."""
+    calls = [Case(program).trace.equations[-1].args[2:] for program in calls_of("aten.nll_loss_forward.default")]
+    assert (Literal(None), Literal(0), Literal(1)) in calls
+
+
 def test_samples_are_calls_whose_arguments_fit() -> None:
     """A few of each kind; `python -m tests.ops.recorded` keeps those that can be drawn only."""
     names = ["convolution", "embedding", "max_pool2d_with_indices", "native_group_norm", "nll_loss_forward"]
@@ -638,6 +644,17 @@ def without_not(trace: Trace) -> Trace:
     makers = {e.outputs[0]: e for e in trace.equations if e.op.name == "aten.logical_not.default"}
     of = lambda e: replace(e, args=(makers[e.args[0]].args[0], *e.args[1:])) if e.args[0] in makers else e
     return replace(trace, equations=tuple(of(e) if e.op == COND else e for e in trace.equations))
+
+
+def without_not_around_nests(trace: Trace) -> Trace:
+    """Wrong: the branches are exchanged where the negation of a predicate goes, but not if they have bodies inside."""
+    flat = without_not(trace)
+    of = lambda old, new: replace(new, bodies=new.bodies[::-1]) if old != new and not _is_nest(new) else new
+    return replace(flat, equations=tuple(map(of, trace.equations, flat.equations)))
+
+
+def _is_nest(equation: Equation) -> bool:
+    return any(inner.bodies for body in equation.bodies for inner in body.equations)
 
 
 def choices_by_sign(trace: Trace) -> Trace:
@@ -993,6 +1010,7 @@ def written_out(name: str, *parts: Any) -> Any:
             for kind, name in enumerate(("vjp", "jvp", "vmap"))
         ),
         (without_not, "keeps values", CASES),
+        (without_not_around_nests, "keeps values", CASES),
         (choices_by_sign, "keeps values", CASES),
         (first_equations_of_both, "keeps values", CASES),
         (effects_last, "keeps effects", EFFECTS),

@@ -22,7 +22,6 @@ from thunder_fn.testing.drawn_programs import BODIES, FAMILIES, Program, Step, b
 from thunder_fn.testing.schemas import (
     DTYPES,
     MOST_PICKS,
-    MOST_PLAINER,
     NUMBERS,
     UNCHECKED,
     calls_of_samples,
@@ -620,9 +619,20 @@ CASES: tuple[Program, ...] = (
             (("is_positive", "aten.logical_not.default"), ()),
         )
     ),
+    *(
+        Program(
+            (VECTOR, VECTOR, _BOOL),
+            (
+                Step("aten.logical_not.default"),
+                Step("cond", (3, 0, 1, 0, 1), tuple(Program((), (nest,)) for nest in nests)),
+            ),
+        )
+        for kind in ("cond", "scan", "while_loop")
+        for nests in [[_nest((kind,), (VECTOR,) * 2, n, random.Random(0)) for n in (0, 1)]]
+    ),
 )
-"""Choices by each index and beyond both ends, by both truths, by numbers, and by a truth that the
-branches ask again.
+"""Choices by each index and beyond both ends, by both truths, by numbers, by a truth that the
+branches ask again, and of two nests by what is not true.
 """
 
 _WRITTEN = tuple(Step("written", (0, kind)) for kind in range(4))
@@ -1175,7 +1185,7 @@ def calls_of(name: str) -> tuple[Program, ...]:
     PyTorch's own samples do.
     """
     samples = [program for _, program in calls_of_samples(name)]
-    samples += itertools.islice(plainer_calls_of_samples(name), MOST_PLAINER)
+    samples += plainer_calls_of_samples(name)
     found: dict[object, Program] = {}
     variants = _variants(name)
     few = (variants[0], max(variants, key=lambda step: sum(map(bool, step.picks))))

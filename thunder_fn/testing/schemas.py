@@ -11,13 +11,15 @@ together. Each of its tensors takes one pick.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import zip_longest
+from itertools import combinations, islice, product, zip_longest
 from typing import Any
 
 import torch
 
+from thunder_fn.errors import is_int
 from thunder_fn.ir import ops
 from thunder_fn.ir.trace import Equation, TensorType, TraceBuilder, Var, python_args
 from thunder_fn.testing.drawn_programs import (
@@ -144,8 +146,31 @@ def _sampled(draft: Draft, overload: OpOverload, call: Any) -> tuple[list[Any], 
 
     args, kwargs = call
     given = [value_of(arg) for arg in args], {key: value_of(arg) for key, arg in kwargs.items()}
-    found = [given, *_plainer(overload, *given)]
+    found = [given, *_changed(overload, *given)]
     return found[draft.number(len(found))]
+
+
+def _changed(
+    overload: OpOverload, args: list[Any], kwargs: dict[str, Any]
+) -> list[tuple[list[Any], dict[str, Any]]]:
+    """The calls with one value at its default, then those with up to three other values."""
+    schema = schema_of(overload).arguments[: len(args)]
+    others = {n: found for n, arg in enumerate(args) if (found := _others_of(schema[n], arg))}
+    several = (
+        ([values.get(place, arg) for place, arg in enumerate(args)], kwargs)
+        for count in (1, 2, 3)
+        for places in combinations(others, count)
+        for chosen in product(*map(others.__getitem__, places))
+        for values in [dict(zip(places, chosen, strict=True))]
+    )
+    return [*_plainer(overload, args, kwargs), *islice(several, MOST_CHANGED_CALLS)]
+
+
+def _others_of(argument: Any, value: Any) -> tuple[Any, ...]:
+    """Small integers, which may be an index that the call leaves out; no optional tensor."""
+    if _kind(argument) == "int" and is_int(value):
+        return tuple(one for one in (1, 0) if one != value)
+    return (None,) if _kind(argument) == "Optional[Tensor]" and value is not None else ()
 
 
 def _plainer(
@@ -165,20 +190,23 @@ def _may_be_default(argument: Any, value: Any) -> bool:
     return has_default and not _same(value, argument.default_value)
 
 
-MOST_PLAINER = 8
+MOST_PLAINER, MOST_CHANGED_CALLS = 8, 60
 
 
 def plainer_calls_of_samples(name: str) -> Iterator[Program]:
-    """The recorded calls of an op with one argument at its default: what several arguments of a
-    call do together hides what one does.
+    """The recorded calls of an op with one argument at its default, what several arguments of a
+    call do together hides what one does, and some with other values.
     """
     overload = ops.overload_named(name)
+    plainer, others = list[Program](), list[Program]()
     for place, call in enumerate(samples().get(name, ())):
-        types = types_of(call)
-        for pick, _ in enumerate(_plainer(overload, *call), 1):
+        types, few = types_of(call), len(list(_plainer(overload, *call)))
+        for pick, _ in enumerate(_changed(overload, *call), 1):
             program = Program(types, (Step(f"{name}#{place}", (*(0,) * len(types), pick)),))
-            if build(program).equations:
-                yield program
+            (plainer if pick <= few else others).append(program)
+    random.Random(name).shuffle(others)
+    for programs in (plainer, others):
+        yield from islice((one for one in programs if build(one).equations), MOST_PLAINER)
 
 
 def calls_of_samples(name: str) -> Iterator[tuple[int, Program]]:
