@@ -56,7 +56,7 @@ from thunder_fn.testing.laws.promises import Promised
 from thunder_fn.testing.mutations import counterexample_in
 from thunder_fn.testing.mutations.users import USERS
 from thunder_fn.testing.samples import samples
-from thunder_fn.testing.schemas import MOST_PICKS, calls_of_samples
+from thunder_fn.testing.schemas import MOST_PICKS, NUMBERS, calls_of_samples
 from thunder_fn.testing.sized import Sized
 from thunder_fn.testing.user import MOST_IDLE, Search, Share, in_shares, laws_of_transform, steps_alone
 from thunder_fn.testing.vocabulary import vocabulary
@@ -537,6 +537,19 @@ def test_every_program_made_on_purpose_is_a_trace() -> None:
     for program in programs:
         assert Case(program).trace.outputs
     assert len({str(Case(program).trace) for program in two_deep()}) == 100
+
+
+def test_a_kernel_that_gives_another_type_than_its_rule_is_no_program() -> None:
+    """PyTorch says `int64` of a bool to the power of True, and computes a bool; a body takes no such value."""
+    power = Step("aten.pow.Tensor_Scalar", (0, [one is True for one in NUMBERS].index(True)))
+    types = (TensorType(torch.bool, (2,)),)
+    for name in ("composite", "checkpoint"):
+        assert not runs(Program(types, (power, Step(name, (0, 0, 0), (Program((), (Step("neg"),)),)))))
+
+
+def test_dims_from_the_end_are_drawn_together() -> None:
+    calls = [Case(program).trace.equations[-1].args[1] for program in calls_of("aten.logsumexp.default")]
+    assert (Literal(-2), Literal(-1)) in calls
 
 
 def test_recorded_calls_have_other_values_in_several_places() -> None:

@@ -447,7 +447,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "ScalarType": DTYPES,
     "Device": (torch.device("cpu"),),
     "MemoryFormat": (torch.contiguous_format, torch.preserve_format),
-    "List[int]": ((0,), (-1,), (1,), (0, 1), (), (-2,), (0, -1), (2, 3)),
+    "List[int]": ((0,), (-1,), (1,), (0, 1), (), (-2,), (0, -1), (2, 3), (-2, -1)),
     "List[bool]": ((True, True), (True, False), (True, True, True)),
     "List[float]": ((0.5, 2.0),),
     "List[number]": ((2, 0.5),),
