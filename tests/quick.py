@@ -205,6 +205,7 @@ EVERY = {
     "unit/test_custom.py::test_batches": 2,
     "unit/test_custom.py::test_gradients_of_any_order": 2,
     "unit/test_custom.py::test_second_derivatives_are_those_of_the_first": 3,
+    "unit/test_data_sizes.py::test_a_size_of_one_is_eagers_or_an_error": 8,
     "unit/test_data_sizes.py::test_examples_that_share_a_mask_have_one_size": 4,
     "unit/test_data_sizes.py::test_masks_of_any_shape_have_gradients": 3,
     "unit/test_data_sizes.py::test_one_program_for_all_data": 8,

@@ -445,3 +445,92 @@ def test_a_size_that_the_body_of_a_loop_finds(options: Any) -> None:
         torch.testing.assert_close(carry, xs[0] + xs.sum())
         torch.testing.assert_close(stack, xs[:, None] * found)
         torch.testing.assert_close(grads, 2 * xs * found.square().sum())
+
+
+# ---- sizes that are 1 in some calls ----
+
+
+SQUEEZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rank": lambda x: (x > 0).nonzero().squeeze().dim() * x,
+    "all dims": lambda x: x[(x > 0).nonzero().squeeze()],
+    "one dim": lambda x: x.masked_select(x > 0).squeeze(0)[..., None] * torch.arange(2.0),
+    "a tuple": lambda x: x[x > 0][:, None].squeeze((0, 1)).sin().sum(-1),
+    "by name": lambda x: torch.squeeze(x[x > 0][:, None], dim=(-2, -1)).exp(),
+    "in place": lambda x: (x[x > 0] * 2).squeeze_()[None].exp(),
+    "mean": lambda x: x.outer(x)[(x > 0).nonzero().squeeze()].mean(0),
+    "index_select": lambda x: x[:, None].index_select(0, (x > 0).nonzero()[:, 0]).squeeze().sum(-1).exp(),
+    "of ATen": lambda x: torch.ops.aten.squeeze.dim(x[x > 0], 0)[None].exp(),
+}
+ITERATED: dict[str, Callable[[Tensor], Any]] = {
+    "for": lambda x: sum((x[i] * x for i in (x > 0).nonzero()[:, 0]), x),
+    "unbind": lambda x: sum(x[x > 0].unbind(0), x.new_zeros(())).exp() * x,
+    "unpacked": lambda x: torch.stack([x[:1].sum(), *x[x > 0]]).exp(),
+    "reversed": lambda x: torch.stack([x[0], *reversed(x[x > 0])]).softmax(0),
+    "of columns": lambda x: torch.stack([x, *x.outer(x)[:, x > 0].unbind(1)]).sin(),
+    "rows": lambda x: torch.stack([x, *x.outer(x)[x > 0]]).prod(0),
+    "a loop that writes": lambda x: _with_rows_set(x),
+}
+
+
+def _with_rows_set(x: Tensor) -> Tensor:
+    y = x.clone()
+    for i in (x > 0).nonzero()[:, 0]:
+        y[i] = y[i - 1] * 2
+    return y
+
+
+def _asked(x: Tensor) -> Tensor:
+    torch._check(x[x > 0].shape[0] != 1)
+    return x * 2
+
+
+DATA = [torch.tensor(values) for values in ([1.0, 2, -3], [-1.0, 2, -3], [-1.0, -2, -3])]
+DERIVED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "value": (lambda f: f, lambda f: f),
+    "grad": (lambda f: tfn.grad(lambda x: f(x).sum()), lambda f: torch.func.grad(lambda x: f(x).sum())),
+    "hessian": (tfn.hessian, torch.func.hessian),
+}
+
+
+@pytest.mark.parametrize("derived", DERIVED)
+@pytest.mark.parametrize("name", [*SQUEEZED, *ITERATED])
+def test_a_size_of_one_is_eagers_or_an_error(name: str, derived: str) -> None:
+    f = (SQUEEZED | ITERATED)[name]
+    mine, its = (of(f) for of in DERIVED[derived])
+    jitted = jit(mine)
+    for x in DATA:
+        expected = its(x)
+        torch.testing.assert_close(mine(x), expected, equal_nan=True)
+        try:
+            found = jitted(x)
+        except (errors.DataDependentBranch, RuntimeError) as error:
+            assert name in ITERATED or derived == "hessian" or (x > 0).sum() == 1, error
+            assert " 1" in str(error) or "is found in a tensor's values" in str(error)
+        else:
+            torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["rank", "one dim", "a tuple"])
+def test_compile_runs_what_depends_on_a_size_of_one(name: str) -> None:
+    compiled = tfn.compile(SQUEEZED[name], executors=["torch"])
+    for x in DATA:
+        with warnings.catch_warnings(action="ignore"):
+            same(compiled(x), SQUEEZED[name](x))
+
+
+DEMANDING: dict[str, Callable[[Tensor], Any]] = {
+    "grad": tfn.grad(lambda x: _asked(x).sum()),
+    "hessian": tfn.hessian(lambda x: _asked(x).sum()),
+    "checkpoint": tfn.checkpoint(_asked),
+    "jvp": lambda x: tfn.jvp(_asked, (x,), (x,)),
+    "cond": lambda x: tfn.cond(x[1] < 9, _asked, torch.sin, (x,)),
+}
+
+
+@pytest.mark.parametrize("name", DEMANDING)
+def test_transforms_keep_what_is_demanded_of_sizes(name: str) -> None:
+    for g in (DEMANDING[name], jit(DEMANDING[name])):
+        g(DATA[0])
+        with pytest.raises(RuntimeError, match=r"!= 1|Expected cond"):
+            g(DATA[1])
+        g(DATA[2])

@@ -56,6 +56,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "swapaxes_": {"self": X, "axis0": 0, "axis1": -1},
     "swapdims_": {"self": X, "dim0": 0, "dim1": -1},
     "squeeze_": {"self": X[:1], "dim": 0},
+    "squeeze": {"self": X[:1], "dim": 0},
+    "unbind": {"self": X, "dim": 1},
     "unsqueeze_": {"self": X, "dim": 1},
     "as_strided_": {"self": X, "size": (2, 2), "stride": (3, 1), "storage_offset": 1},
     "resize_": {"self": X, "size": (2, 3)},

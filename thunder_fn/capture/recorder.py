@@ -99,6 +99,15 @@ def _number_of(symbol: Any) -> Any:
     return None if recorder is None else recorder.values.number(symbol)
 
 
+def _on_assertion(relation: Expr) -> None:
+    """Tell of a demand the innermost capture that has found the sizes that it is about."""
+    recorder = current()
+    while recorder is not None and not recorder.decisions.concerns(relation):
+        recorder = recorder.outer
+    if recorder is not None:
+        recorder.decisions.on_assertion(relation)
+
+
 @kept_of_ops(2**16)
 def _type_of_layout(layout: internals.Layout) -> TensorType:
     return TensorType(layout.dtype, layout.shape, layout.device)
@@ -233,7 +242,7 @@ class Recorder:
         self.decisions = Decisions(self)
         if self.symbolic and self.mode.shape_env is None:
             self.mode.allow_data_dependent_sizes(
-                self.decisions.on_assertion, _number_of, is_rule=not self.track_no_grad
+                _on_assertion, _number_of, is_rule=not self.track_no_grad
             )
         self.history = History(self, is_tracked=self.track_no_grad)
         self.selections = Selections(self)

@@ -43,7 +43,12 @@ from thunder_fn.torch_internals.dynamo_twins import (
     dynamo_scan,
     dynamo_while_loop,
 )
-from thunder_fn.torch_internals.fake_results import call_on_fakes, eager_error
+from thunder_fn.torch_internals.fake_results import (
+    call_on_fakes,
+    depends_on_data,
+    eager_error,
+    says,
+)
 from thunder_fn.torch_internals.fakes import (
     DATA_DEPENDENT_SHAPE,
     DATA_DEPENDENT_VALUE,

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    has_free_unbacked_symbols,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_fn.torch_internals.calls import aten, runnable
@@ -322,7 +326,38 @@ def _shift(as_bits: OpOverload) -> Callable[..., Any]:
     return rule
 
 
+def depends_on_data(size: Any) -> bool:
+    """Test for a size that is found in a tensor's values."""
+    return isinstance(size, torch.SymInt) and has_free_unbacked_symbols(size)
+
+
+def says(is_so: Any) -> bool | None:
+    """The truth of a relation of sizes; None if it depends on data that are not known. What is
+    said holds for the program from then on.
+    """
+    try:
+        said = bool(is_so)
+    except GuardOnDataDependentSymNode:
+        return None
+    torch._check(is_so if said else torch.sym_not(is_so))
+    return said
+
+
+def _squeeze(x: torch.Tensor, dim: Any = None) -> Any:
+    """PyTorch keeps a dim whose size depends on data, which is 1 in some calls: the program is for
+    those where it is what it is in this one, or not 1 where that is not known.
+    """
+    dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    for size in [x.shape[one] for one in dims if -x.ndim <= one < x.ndim]:
+        if depends_on_data(size) and says(size == 1) is None:
+            torch._check(size != 1)
+    return NotImplemented
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _power,
     aten.__lshift__.Scalar: _shift(aten.bitwise_left_shift.Tensor_Scalar),

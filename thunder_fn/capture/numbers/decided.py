@@ -40,19 +40,21 @@ class Decisions:
     def on_assertion(self, relation: Expr) -> None:
         """Note a demand of PyTorch or `torch._check` on sizes that depend on data: the program
         checks it.
-
-        PyTorch's knowledge of a size that the op at hand finds is true of the op.
         """
-        if not all(
-            isinstance(symbol, Symbol) or symbol in self._made
-            for symbol in relation.value.free_symbols
-        ):
-            return
         message = located(
             f"{relation} does not hold, where u stands for sizes that depend on data",
             source=self._asked_at(),
         )
         self._recorder.emit(ops.ASSERT, (Literal(relation), Literal(message)), (), ())
+
+    def concerns(self, relation: Expr) -> bool:
+        """Test for a demand on sizes that this capture has found.
+
+        PyTorch's knowledge of a size that the op at hand finds is true of the op.
+        """
+        symbols = relation.value.free_symbols
+        found = {symbol for symbol in symbols if not isinstance(symbol, Symbol)}
+        return found <= self._made and (bool(found) or self._around is None)
 
     def recorded(self, leaf: Leaf) -> None:
         """Note the unbacked sizes that an equation finds."""

@@ -544,6 +544,42 @@ def _shaped(state: Any, x: Tensor, *finals: Tensor) -> tuple[Tensor, ...]:
     return (x, *(final if final.ndim == ndim else final.squeeze(1) for final in finals))
 
 
+def squeeze(x: Tensor, *dim: Any, **named: Any) -> Tensor:
+    """Drop one dim after the other where sizes depend on data: the program holds for calls in
+    which those that go have size 1, and rules of `squeeze` take other sizes for two or more.
+    """
+    given = named.get("dim", dim)
+    given = given if isinstance(given, (tuple, list)) else (given,)
+    given = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    is_plain = len(named) > 1 or not any(map(internals.depends_on_data, x.shape))
+    if is_plain or not all(isinstance(one, int) and -x.ndim <= one < x.ndim for one in given):
+        return Tensor.squeeze(x, *dim, **named)
+    dims = {one % x.ndim for one in given} if dim or named else range(x.ndim)
+    for one in sorted(dims, reverse=True):
+        x = x.select(one, 0) if _is_one(x.shape[one]) else Tensor.squeeze(x, one)
+    return x
+
+
+def unbind(x: Tensor, dim: int = 0) -> Any:
+    """Select each slice where their number depends on data: the program holds for so many."""
+    if type(dim) is int and -x.ndim <= dim < x.ndim and internals.depends_on_data(x.shape[dim]):
+        count = int(x.shape[dim])
+        internals.demand(x.shape[dim] == count, f"{count} slices are not all there are")
+        return tuple(x.select(dim, index) for index in range(count))
+    return Tensor.unbind(x, dim)
+
+
+def _is_one(size: Any) -> bool:
+    """Ask whether a size that depends on data is 1. Where that is not known, it is not, and the
+    program checks it; a function that can run in parts does.
+    """
+    recorder = current()
+    if recorder is None or not internals.depends_on_data(size):
+        return False
+    said = internals.says(size == 1)
+    return bool(size == 1) if said is None and recorder.texts.is_wary else bool(said)
+
+
 def _becoming(change: Callable[..., Any], view: Callable[..., Tensor]) -> Callable[..., Any]:
     def instead(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(x) or (x.requires_grad and not torch.is_grad_enabled()):
@@ -565,7 +601,7 @@ def _check_own_gradient(x: Tensor, view: Any) -> None:
     if torch.is_grad_enabled() or recorder is None or not x.requires_grad:
         return
     is_given = recorder.history.is_given(x)
-    if not is_given and (internals.is_leaf(x) or view in (Tensor.squeeze, Tensor.unsqueeze)):
+    if not is_given and (internals.is_leaf(x) or view in (squeeze, Tensor.unsqueeze)):
         return
     what = (
         f"the shape of {with_article(type_of_value(x))}{' from outside' * is_given} that requires"
@@ -620,8 +656,9 @@ RESIZED = {
 }
 
 _VIEWS = ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze", "as_strided")
+_OWN_VIEWS: dict[str, Callable[..., Tensor]] = {"as_strided": as_strided, "squeeze": squeeze}
 VIEWS_IN_PLACE: dict[Any, Callable[..., Any]] = {
-    change: _becoming(change, as_strided if name == "as_strided" else getattr(Tensor, name))
+    change: _becoming(change, _OWN_VIEWS.get(name) or getattr(Tensor, name))
     for name in _VIEWS
     for change in (
         getattr(Tensor, f"{name}_"),
@@ -720,6 +757,17 @@ divert("positive definite", _is_definite)
 divert("positive semidefinite", _is_definite)
 
 REWRITTEN: dict[Any, Callable[..., Any]] = {
+    **{
+        function: instead
+        for instead, overloads in ((squeeze, ("default", "dim")), (unbind, ("int",)))
+        for packet in [getattr(torch.ops.aten, instead.__name__)]
+        for function in (
+            getattr(torch, instead.__name__),
+            getattr(Tensor, instead.__name__),
+            packet,
+            *(getattr(packet, overload) for overload in overloads),
+        )
+    },
     torch.dropout: dropout,
     torch.batch_norm: batch_norm,
     torch.nn.functional.one_hot: one_hot,
