@@ -146,3 +146,30 @@ def test_what_is_appended_moves_no_item() -> None:
     for _ in range(3):
         assert jitted(torch.zeros(2)) is held[0]
     assert tfn.cache_info(jitted).misses == 1
+
+
+class Counting(torch.nn.Module):
+    rate = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.items = 1, [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        self.items.append(self.n)
+        return x * self.n
+
+
+@pytest.mark.parametrize("way", [tfn.jit, tfn.compile])
+def test_a_number_of_a_refused_attempt_is_put_back(way: Callable[..., Any]) -> None:
+    """A counter is an input of the first attempt, which is refused, and a constant of the second."""
+    net = Counting()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        Counting.rate = len(net.items)
+        return net(x)
+
+    jitted = way(f)
+    assert [jitted(torch.ones(())).item() for _ in range(4)] == [2, 3, 4, 5]
+    assert (net.n, net.items, Counting.rate) == (5, [1, 2, 3, 4, 5], 4)

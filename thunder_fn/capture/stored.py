@@ -350,11 +350,11 @@ def _fields_of_plain(value: Any) -> dict[str, Any] | None:
 
 def _fields_made(value: Any, depth: int) -> dict[str, Any] | None:
     watch = frames.observer()
-    is_made = watch is not None and watch.is_made(value) and is_of_trace(value, depth)
+    is_made = watch is not None and watch.is_made(value) and is_record_of_trace(value, depth)
     return fields_of(value) if is_made else None
 
 
-def is_of_trace(record: Any, depth: int = _DEEP) -> bool:
+def is_record_of_trace(record: Any, depth: int = _DEEP) -> bool:
     """Test for an object with tensors of the trace in its attributes, which may lead to itself."""
     return any(has_tracers(part, depth) for part in (fields_of(record) or {}).values())
 

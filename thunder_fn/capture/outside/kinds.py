@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from thunder_fn import torch_internals as internals
+from thunder_fn.capture import pytree
 from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.edges import constant, is_same, look
 from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file, is_watched
@@ -35,9 +37,12 @@ from thunder_fn.capture.outside.reads import (
     fields_of,
     module_of,
 )
+from thunder_fn.capture.supported import EscapedValue
 from thunder_fn.errors import UnsupportedCall, kind_of
 from thunder_fn.ir.sources import Source
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+OF_TRACE = (internals.Tracer, EscapedValue, *SYMBOLIC)
 _NO_READS = frozenset(
     ("torch", "thunder_fn", "functools", "logging", "warnings", "time", "typing", "abc")
 )
@@ -430,3 +435,8 @@ def is_plain_class(cls: Any) -> bool:
     return bool(is_made_of_fields) and not (
         issubclass(cls, torch.nn.Module) or hasattr(cls, "__del__") or is_machinery(module_of(cls))
     )
+
+
+def is_of_trace(value: Any) -> bool:
+    """Test whether a value is, or holds, tensors or numbers of a trace."""
+    return any(is_a(leaf, OF_TRACE) for leaf in pytree.flatten(value)[0])

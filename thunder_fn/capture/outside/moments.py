@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from thunder_fn.capture.objects import ABSENT
 from thunder_fn.capture.outside.edges import look, store
 from thunder_fn.capture.outside.frames import observer
+from thunder_fn.capture.outside.kinds import is_of_trace
 from thunder_fn.capture.places import Snapshot, snapshot
 
 Place = tuple[str, int, Any]
@@ -26,15 +27,14 @@ class Moment:
             Those that it finds later held then what they held at first.
         others: what the function may change and a program does not: buffers of numbers, and the
             hooks and parts of modules.
-        is_of_trace: tests for a value of the trace. Such values are not given back, but for those
-            of this moment.
+
+    Values of the trace are not given back, but for those of this moment.
     """
 
     counted: Places
     before: Places
     contents: Mapping[int, Snapshot]
     others: Mapping[int, Snapshot]
-    is_of_trace: Callable[[Any], bool]
     values: Mapping[Place, Any] = field(default_factory=dict[Place, Any])
     held: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
 
@@ -53,7 +53,7 @@ class Moment:
         for place, holder, old in self._known():
             kind, _, key = place
             value = self.values.get(place, old)
-            is_kept = place in self.values or not self.is_of_trace(old)
+            is_kept = place in self.values or not is_of_trace(old)
             is_asked = other is None or other.values.get(place, old) is not value
             now = look(kind, holder, key)
             is_gone = kind == "index" and now is ABSENT  # the list is restored as a whole
@@ -62,7 +62,7 @@ class Moment:
         for of, first in self._held().items():
             one = self.held.get(of, first)
             is_imports = one.container is sys.modules  # what is imported stays imported
-            is_kept = of in self.held or not self.is_of_trace(one.before)
+            is_kept = of in self.held or not is_of_trace(one.before)
             is_asked = other is None or not one.has_same(other.held.get(of, first))
             if is_kept and is_asked and not is_imports:
                 one.restore()

@@ -54,7 +54,7 @@ from thunder_fn.capture.outside.reads import (
 from thunder_fn.capture.places import Snapshot, is_changeable, snapshot
 from thunder_fn.capture.recorder import current
 from thunder_fn.capture.replaced.lookasides import CACHED, is_diverted
-from thunder_fn.capture.stored import is_of_trace
+from thunder_fn.capture.stored import is_record_of_trace
 from thunder_fn.capture.unread import held_in
 from thunder_fn.errors import callable_name
 from thunder_fn.ir.text import escaped
@@ -191,7 +191,7 @@ class Reached:
             self.contents[id(value)] = self.first_content(value)
         elif not is_a(value, NO_FIELDS) and type(held := dict_of(value)) is dict:
             self.dicts[id(held)] = held, held.copy()
-        if is_record(type(value)) and is_of_trace(value):
+        if is_record(type(value)) and is_record_of_trace(value):
             self.made.add(id(value))
         self.asked(value, path)
         if (question := rests_on(value)) is not None:
@@ -420,7 +420,7 @@ class Reached:
     @property
     def first_moment(self) -> Moment:
         """The moment before the function ran."""
-        return Moment(self.counted, self.before, self.contents, self.others, is_of_trace)
+        return Moment(self.counted, self.before, self.contents, self.others)
 
     def bases(self, cls: type, path: str) -> None:
         """Guard the bases of a class of the user's."""

@@ -48,10 +48,13 @@ from thunder_fn.capture.outside.frames import Observer, is_import, is_library
 from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     NO_FIELDS,
+    OF_TRACE,
+    SYMBOLIC,
     answers_of,
     entries_of,
     has_answers,
     is_code,
+    is_of_trace,
     parts_in,
     place_of,
 )
@@ -83,8 +86,6 @@ from thunder_fn.ir.trace import Op
 
 MAX_ANSWERS = 1000
 """So many answers of a cached function are guarded, and no more."""
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_TRACED = (internals.Tracer, EscapedValue, *_SYMBOLIC)
 _MAY_KEEP = ("add", "update")
 """Methods that may leave a dict or set as it is, and yet put something there."""
 _FILLS_CACHE = lazy_property.__get__.__code__
@@ -234,7 +235,7 @@ class Watch(Evaluator):
         for function, path, kept, _ in self.answers.values():
             entries = entries_of(function, kept)
             leaves, _ = pytree.flatten([answer for _, answer in entries])
-            traced = [leaf for leaf in leaves if is_a(leaf, _TRACED)]
+            traced = [leaf for leaf in leaves if is_a(leaf, OF_TRACE)]
             tensors = [leaf for leaf in traced if is_a(leaf, internals.Tracer)]
             if recorder is not None and recorder.draws_for(tensors):
                 random_ones.append(path)
@@ -601,9 +602,4 @@ def _place(at: tuple[str, int, Any], held: tuple[Any, Any]) -> tuple[str, Any, A
 def has_symbols(key: Any) -> bool:
     """Test whether a key is, or holds, symbolic numbers."""
     parts = key if is_a(key, (tuple, frozenset)) else ()
-    return is_a(key, _SYMBOLIC) or any(map(has_symbols, parts))
-
-
-def is_of_trace(value: Any) -> bool:
-    """Test whether a value is, or holds, tensors or numbers of a trace."""
-    return any(is_a(leaf, _TRACED) for leaf in pytree.flatten(value)[0])
+    return is_a(key, SYMBOLIC) or any(map(has_symbols, parts))

@@ -18,9 +18,9 @@ from thunder_fn.capture import Captured
 from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.edges import Edge, is_same, look, now
 from thunder_fn.capture.outside.frames import Observer, observed_by, observer
-from thunder_fn.capture.outside.kinds import progress_of
+from thunder_fn.capture.outside.kinds import is_of_trace, progress_of
 from thunder_fn.capture.outside.reads import seen
-from thunder_fn.capture.outside.watch import Watch, is_of_trace
+from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.scopes import user_source
 from thunder_fn.errors import ThunderError, UnsupportedCall, callable_name
