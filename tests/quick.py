@@ -274,6 +274,7 @@ EVERY = {
     "unit/test_module_paths.py::test_equal_layers_are_told_apart": 10,
     "unit/test_objects_of_users.py::test_an_object_is_asked_for_nothing_else": 6,
     "unit/test_reads_after_writes.py::test_reads_after_writes": 16,
+    "unit/test_reads_after_writes.py::test_reads_of_names_after_writes": 8,
     "unit/test_writes_before_a_raise.py::test_writes_before_a_raise": 6,
     "unit/test_optim.py::test_a_derivative_goes_through_differentiable_steps": 3,
     "unit/test_optim.py::test_a_parameter_without_gradient_stays_and_counts_its_own_steps": 14,

@@ -6,6 +6,7 @@ The value that counts for the next call is the one before the write. Each progra
 from __future__ import annotations
 
 import collections
+import contextvars
 import random
 import types
 from collections.abc import Callable
@@ -173,3 +174,74 @@ def test_a_number_of_a_refused_attempt_is_put_back(way: Callable[..., Any]) -> N
     jitted = way(f)
     assert [jitted(torch.ones(())).item() for _ in range(4)] == [2, 3, 4, 5]
     assert (net.n, net.items, Counting.rate) == (5, [1, 2, 3, 4, 5], 4)
+
+
+NAMES = """
+import contextvars, functools, os, types
+N, LIST = 1, [1]
+class C:
+    k, ks = 1, [1]
+    p = property(lambda self: self.k * 2)
+    def get(self):
+        return self.k
+    @classmethod
+    def of_class(cls):
+        return cls.k
+    @staticmethod
+    def static():
+        return C.k
+current = contextvars.ContextVar("current", default=1)
+def function():
+    return function.k
+function.k = 1
+def of_globals():
+    return N
+def remembering(v=[1]):
+    v.append(len(v))
+    return sum(v)
+def peek(v=LIST):
+    return v[-1]
+def make():
+    n, held, c, d = 1, [1], C(), types.SimpleNamespace(k=1)
+    get, total, part = lambda: n, lambda: sum(held), functools.partial(sum, held)
+    def bump():
+        nonlocal n
+        n += 1
+        return n
+    def f(x):
+        global N
+        nonlocal n
+        WRITE
+        return x * (READ)
+    return f
+"""
+WRITES_OF_NAMES = """
+n += 1; n = n * 2; bump(); N += 1; N = N * 3; LIST.append(N); C.k += 1; C.k = C.k * 2; c.k += 1; c.k = C.k + c.k; C.ks.append(1);
+function.k += 1; function.k *= 2; held.append(n); held[0] += 1; current.set(current.get() + 1); globals()["N"] = N + 1;
+os.environ["TFN_N"] = str(int(os.environ.get("TFN_N", "1")) + 1); setattr(C, "k", C.k + 2); d.k = len(held) + d.k; remembering();
+peek.__defaults__[0].append(4); get.__closure__[0].cell_contents += 1; get.__closure__[0].cell_contents = n + 2
+"""
+READS_OF_NAMES = """
+get(); total(); bump(); of_globals(); sum(LIST); c.get(); c.p; C.of_class(); C.static(); c.of_class(); function(); part();
+current.get(); int(os.environ.get("TFN_N", "1")); (lambda: n)(); (lambda: N)(); sum([n for _ in held]); remembering(); peek();
+len(C.ks); max(n, N, C.k); (lambda o: o.k)(d); next(iter([n])); functools.reduce(lambda a, b: a + n, held, 0)
+"""
+
+
+def calls_of_names(write: str, read: str, way: Callable[..., Any]) -> list[Any]:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(NAMES.replace("WRITE", write.strip()).replace("READ", read.strip()), names)
+    f = way(names["make"]())
+    results = [f(torch.ones(1)).item() for _ in range(4)]
+    return [*results, names["N"], names["LIST"], vars(names["C"])["k"], names["C"].ks, names["function"].k]
+
+
+@pytest.mark.parametrize("read", READS_OF_NAMES.split(";"))
+def test_reads_of_names_after_writes(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells, globals, classes, functions, defaults, context variables and the environment."""
+    for write in WRITES_OF_NAMES.split(";"):
+        found = list[list[Any]]()
+        for way in (lambda f: f, tfn.jit):
+            monkeypatch.setenv("TFN_N", "1")
+            found.append(contextvars.copy_context().run(calls_of_names, write, read, way))
+        assert found[0] == found[1], (write, read)

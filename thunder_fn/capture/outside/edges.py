@@ -158,12 +158,14 @@ def store(kind: str, holder: Any, key: Any, value: Any) -> None:
             pass
 
 
-def place_of(value: Any, name: str) -> tuple[str, Any, str]:
-    """The place of an attribute, as `look` and `store` take it: in a class, in the `__dict__` or a
-    section of an object, or in a slot.
+def place_of(value: Any, name: str) -> tuple[str, Any, str | None]:
+    """The place of an attribute, as `look` and `store` take it: in a class, in a cell, in the
+    `__dict__` or a section of an object, or in a slot.
     """
     if is_a(value, type):
         return "class", value, name
+    if is_a(value, types.CellType):
+        return "cell", value, None
     held = dict_of(value)
     is_slot = is_a(look("class", type(value), name), types.MemberDescriptorType)
     return (
