@@ -276,6 +276,7 @@ EVERY = {
     "unit/test_reads_after_writes.py::test_reads_after_writes": 16,
     "unit/test_reads_after_writes.py::test_reads_of_names_after_writes": 8,
     "unit/test_writes_before_a_raise.py::test_writes_before_a_raise": 6,
+    "unit/test_writes_from_anywhere.py::test_writes_by_code_that_something_calls": 8,
     "unit/test_optim.py::test_a_derivative_goes_through_differentiable_steps": 3,
     "unit/test_optim.py::test_a_parameter_without_gradient_stays_and_counts_its_own_steps": 14,
     "unit/test_optim.py::test_an_optimizer_that_is_made_inside": 3,

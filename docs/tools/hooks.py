@@ -174,7 +174,16 @@ def in_forks(
     torch.set_num_threads(1)  # a fork would lose PyTorch's own threads
     tfn.vmap(tfn.grad(torch.sin))(torch.ones(2))  # imports what the first trace imports
     gc.freeze()  # so that forks share memory
-    waiting = sorted(tasks, key=lambda task: task[0].stem in LONGEST)
+    try:
+        yield from _in_turn(work, sorted(tasks, key=lambda task: task[0].stem in LONGEST))
+    finally:
+        gc.unfreeze()
+
+
+def _in_turn(
+    work: Callable[[Path], str], waiting: list[tuple[Path, Path]]
+) -> Iterator[tuple[Path, str]]:
+    """Start a fork for the last task whenever a processor is free. Yield what has ended."""
     running = dict[int, tuple[Path, Path]]()
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):

@@ -453,21 +453,6 @@ def python_random() -> bool:
 
 
 @different
-def raised_inside() -> bool:
-    class Counts(torch.nn.Module):
-        n = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.n += 1
-            raise ValueError("no")
-
-    model = tfn.jit(Counts())
-    with pytest.raises(ValueError, match="no"):
-        tfn.jit(lambda x: model(x))(X)
-    return model.n == 0
-
-
-@different
 def checkpointed_update() -> bool:
     def updates(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> int:
         norm = torch.nn.BatchNorm1d(2)

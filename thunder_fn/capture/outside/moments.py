@@ -90,15 +90,15 @@ class Moment:
     @contextmanager
     def again(self) -> Generator[None]:
         """Let the places hold inside what they held at this moment. After the capture, what the
-        function had not changed then is as it is. What is changed inside stays so.
+        function had not changed then is as it is. Of what is changed inside, that stays so which
+        nothing has changed since this moment: the other changes have been made before.
         """
         now = self.now()
         self._restore(None if self.is_running else replace(self, values={}, held={}))
-        then = self.now()
         try:
             yield
         finally:
-            now._restore(then)
+            now._restore(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Moment):

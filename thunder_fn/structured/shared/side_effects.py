@@ -11,14 +11,15 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thunder_fn.capture import Captured
 from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.edges import Edge, is_same, look, now
 from thunder_fn.capture.outside.frames import Observer, observed_by, observer
-from thunder_fn.capture.outside.kinds import is_of_trace, progress_of
+from thunder_fn.capture.outside.kinds import SYMBOLIC, is_of_trace, progress_of
+from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import seen
 from thunder_fn.capture.outside.watch import Watch
 from thunder_fn.capture.replaced import host_random
@@ -85,6 +86,13 @@ class BodyWatch(Watch):
         if self.around is not None:
             self.around.ended(frame, value)
         super().ended(frame, value)
+
+    @property
+    def first_moment(self) -> Moment:
+        """The moment before the bodies ran: a place may have held a number of the trace around."""
+        places = {**self.counted, **self.before}.items()
+        numbers = {place: old for place, (_, old) in places if is_a(old, SYMBOLIC)}
+        return replace(super().first_moment, values=numbers)
 
     def thread_started(self, name: str) -> None:
         """Note that a thread is started."""
