@@ -360,7 +360,7 @@ def test_public_names_have_all_that_a_reader_looks_for(site: Path) -> None:
 
 
 def lacks(name: str, value: Any, pages: list[str]) -> list[str]:
-    """What is not there in the entry of a public name."""
+    """List what is missing in the entry of a public name."""
     if not api.is_documented(value):
         return ["docstring"] * ('<div class="doc doc-contents' not in entry_of(pages, name).replace("\n", ""))
     if not value.__module__.startswith("thunder_fn"):

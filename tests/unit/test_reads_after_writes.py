@@ -1,4 +1,4 @@
-"""What a function reads of objects from outside after it has written to them, itself or in a function that it calls.
+"""Reads of objects from outside after writes to them, in the same function or in one that it calls.
 
 The value that counts for the next call is the one before the write. Each program writes, then reads, in four calls.
 """

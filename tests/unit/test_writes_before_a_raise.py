@@ -1,4 +1,4 @@
-"""What a function has written when it raises is written, as in plain Python: to arguments, to objects, to tensors.
+"""Writes before an exception stay, as in plain Python: to arguments, to objects, to tensors.
 
 Each program writes, raises in some calls, and is called in four ways: alone, as a module, and by a function that catches.
 """
