@@ -537,6 +537,18 @@ def test_what_is_compiled_is_pending_until_it_has_run() -> None:
     assert not staged_of(f).is_pending((x,)) and is_compiled(f)
 
 
+def test_the_process_that_compiles_has_the_environment_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been started when another folder was set: its answers are looked for in the one that is set now."""
+    other = worker.Worker()
+    for size in (61, 62):
+        monkeypatch.setenv("THUNDER_FN_CACHE_DIR", str(tmp_path / str(size)))
+        job = job_of(wave, torch.randn(size))
+        assert callable(other.submit([job]).result()[job])
+    other.stop()
+
+
 def test_a_killed_compiler_process_leaves_results_right() -> None:
     other = worker.Worker()
     other.start()

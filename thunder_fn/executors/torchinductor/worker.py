@@ -5,8 +5,9 @@
 It imports Python's own modules, installed ones, and the parent's thunder_fn and PyTorch. It imports
 nothing from the current folder, from that of a script, or from PYTHONPATH. It is given the key of
 `trusted.py`. Then it reads batches of jobs from standard input, and compiles them into the folder
-of `store.py`. It answers each batch with one line of JSON: for each job null, or the reason why it
-failed. It ends when its input does.
+of `store.py`. With each batch comes the parent's environment, which names the folder and the
+compiler, and may have changed since the process was started. It answers each batch with one line
+of JSON: for each job null, or the reason why it failed. It ends when its input does.
 
 It is a process and not a thread, because Inductor holds the GIL for seconds and keeps its state in
 globals.
@@ -45,9 +46,12 @@ def main() -> None:
     trusted.take_key(sys.stdin.buffer.read(trusted.SIZE))
     compiler: Callable[[Sequence[Job]], Results] = compile_jobs
     while True:
-        jobs = _read(sys.stdin.buffer)
-        if jobs is None:
+        batch = _read(sys.stdin.buffer)
+        if batch is None:
             return
+        environment, jobs = batch
+        os.environ.clear()
+        os.environ.update(environment)
         results = compiler(jobs)
         reasons = [
             result.reason if isinstance(result, Failed) else None
@@ -60,7 +64,8 @@ def main() -> None:
             os._exit(0)
 
 
-def _read(stream: BinaryIO) -> list[Job] | None:
+def _read(stream: BinaryIO) -> tuple[dict[str, str], list[Job]] | None:
+    """Read the next batch: the environment to compile in, and what to compile."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
@@ -136,7 +141,7 @@ class Worker:
             self.start()
             process = self.process
             assert process is not None and process.stdin is not None and process.stdout is not None
-            data = pickle.dumps(missing)
+            data = pickle.dumps((dict(os.environ), missing))
             try:
                 process.stdin.write(_LENGTH.pack(len(data)) + data)
                 process.stdin.flush()
