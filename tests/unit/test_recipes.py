@@ -838,7 +838,7 @@ def test_many_models_of_one_class_through_dynamo() -> None:
 
 def test_programs_of_one_code_object_through_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would run the code as it is, without the lookaside. Models of equal options and sizes share programs."""
-    monkeypatch.setattr(internals.patches, "PROGRAMS", 2)
+    monkeypatch.setattr(internals.parts, "PROGRAMS", 2)
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) + 1

@@ -172,19 +172,18 @@ from thunder_fn.torch_internals.numbers import (
     precision_of,
     to_float,
 )
+from thunder_fn.torch_internals.parts import TooManyPrograms, in_dynamo
 from thunder_fn.torch_internals.patches import (
     CUSTOM_OPS,
     PROFILER,
     STREAM_FUNCTIONS,
     Patch,
-    TooManyPrograms,
     arrives_as,
     calls_patch,
     compiling,
     constant_of_dynamo,
     eager_branches,
     has_own_torch_function,
-    in_dynamo,
     is_dynamo_compiling,
     is_one_graph,
     is_op,

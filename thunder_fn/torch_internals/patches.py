@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import logging
 import math
 import sys
@@ -180,6 +179,11 @@ _here = _Here()
 def replaced_here() -> int:
     """Return the number of patches that are applied in this thread: none outside of captures."""
     return len(_here.patches)
+
+
+def is_applied(patch: Patch) -> bool:
+    """Test whether a patch is applied in this thread."""
+    return patch in _here.patches
 
 
 class _PerThread:
@@ -639,57 +643,6 @@ def arrives_as(fn: Any) -> tuple[Any, ...]:
         if first.func is not None:
             return (first.func,)
     return (fn,)
-
-
-PROGRAMS = 256
-"""The number of programs of one code object that Dynamo keeps: models of one class run the same
-code.
-"""
-
-
-class TooManyPrograms(Exception):
-    """Dynamo keeps as many programs of one code object as it may, and is asked for another."""
-
-
-_in_parts: list[Patch] = []
-_CAN_WAIT = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-
-
-def _or_can_wait(is_generator: Callable[[types.CodeType], bool]) -> Callable[..., bool]:
-    """Replace Dynamo's question for code that it leaves as it is: of coroutines it makes graphs,
-    and fails where one ends.
-    """
-    return lambda code: (
-        is_generator(code) or (_in_parts[0] in _here.patches and bool(code.co_flags & _CAN_WAIT))
-    )
-
-
-@contextlib.contextmanager
-def in_dynamo() -> Generator[None]:
-    """Let code that Dynamo compiles meanwhile draw `numpy.random`'s numbers from NumPy's generator,
-    outside of graphs, and leave coroutines as they are.
-
-    Models of one class may be many: Dynamo's own limits are 8 and, of all that ever were, 256. If
-    there are too many it would run the code as it is, and only log that. Its configuration is that
-    of the thread.
-
-    Raises:
-        TooManyPrograms: there are `PROGRAMS` programs of the code already.
-    """
-    from torch._dynamo import config, convert_frame, exc
-
-    if not _in_parts:
-        _in_parts.append(Patch((convert_frame, "is_generator", _or_can_wait)))
-    limits: dict[str, Any] = {
-        "recompile_limit": PROGRAMS,
-        "accumulated_recompile_limit": sys.maxsize,
-    }
-    options = {"use_numpy_random_stream": True, "fail_on_recompile_limit_hit": True}
-    with config.patch({**limits, **options}), _in_parts[0].applied():
-        try:
-            yield
-        except exc.FailOnRecompileLimitHit as error:
-            raise TooManyPrograms(f"Dynamo has {PROGRAMS} programs of one code object") from error
 
 
 CUSTOM_OPS = "torch._library.autograd"
