@@ -43,7 +43,7 @@ from thunder_fn.capture.places import Snapshot
 from thunder_fn.capture.recorded import Layout, Leaf, Scope, leaves_of
 from thunder_fn.capture.replaced.default_dtype import promoted
 from thunder_fn.capture.replaced.gradients import Gradients
-from thunder_fn.capture.replaced.layout import with_plain_layout
+from thunder_fn.capture.replaced.layout import as_found, with_plain_layout
 from thunder_fn.capture.replaced.leaf_ops import ALIASES, LIFTS, PHYSICAL, RESHAPES, SAME
 from thunder_fn.capture.selections import Selections
 from thunder_fn.capture.supported import (
@@ -747,6 +747,8 @@ class Recorder:
             return
         new_args = tuple(self.encode(arg) for arg in args)
         new_kwargs = tuple((key, self.encode(value)) for key, value in kwargs.items())
+        if op.is_foreign:
+            new_args = as_found(self, op, args, new_args)
         values = () if ops.returns_nothing(op) else ops.flatten_result(result)
         check_results(op, values, self.source)
         if self.track_no_grad and not internals.is_forward_mode_on():

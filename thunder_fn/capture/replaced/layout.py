@@ -12,6 +12,8 @@ contiguous `clone`.
 - `view_as_complex` takes pairs of neighbours.
 - The backward of efficient attention reads the output as its forward lays it out, whatever its
   strides (halves on a GPU).
+- Kernels of other libraries may read memory: their callers say `x.contiguous()`, which is nothing
+  on the tensors that rules are derived on. What is contiguous there is so in the program.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from thunder_fn import torch_internals as internals
 from thunder_fn.errors import UnsupportedCall
 from thunder_fn.ir import facts, ops
 from thunder_fn.ir.memos import kept_of_ops
-from thunder_fn.ir.trace import Literal, TensorType, Var, as_arg, as_dim, type_of_value
+from thunder_fn.ir.trace import Arg, Literal, Op, TensorType, Var, as_arg, as_dim, type_of_value
 
 if TYPE_CHECKING:
     from thunder_fn.capture.recorder import Recorder
@@ -60,6 +62,28 @@ def with_plain_layout(
         found = _scatter(recorder, *args) if "scatter" in name else _gather(recorder, *args)
         return found or _record_as_is(recorder, args, result)
     return None
+
+
+def as_found(
+    recorder: Recorder, op: Op, given: tuple[Any, ...], args: tuple[Arg, ...]
+) -> tuple[Arg, ...]:
+    """The arguments of an op of another library, contiguous in the program where they are now."""
+    if internals.schema_of(ops.overload(op)).is_mutable:
+        return args
+    return tuple(_as_found(recorder, *pair) for pair in zip(given, args, strict=True))
+
+
+def _as_found(recorder: Recorder, given: Any, arg: Arg) -> Arg:
+    if isinstance(arg, tuple):
+        return tuple(_as_found(recorder, *pair) for pair in zip(given, arg, strict=True))
+    is_known = isinstance(arg, Var) and arg.index in recorder.contiguous
+    if is_known or not isinstance(given, torch.Tensor) or not isinstance(arg, Var):
+        return arg
+    if not given.is_contiguous():
+        return arg
+    (laid,) = recorder.emit(ops.CONTIGUOUS, (arg,), (arg.type,), ())
+    recorder.contiguous.add(laid.index)
+    return laid
 
 
 @kept_of_ops()
