@@ -12,13 +12,24 @@ from collections.abc import Iterator
 
 WORLD = """
 import contextlib
+import contextvars
+import copy
 import dataclasses
+import enum
 import functools
+import itertools
 import operator
-from collections import OrderedDict, defaultdict, deque, namedtuple
+import random
+import threading
+import weakref
+from array import array as numbers
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque, namedtuple
+from concurrent.futures import Future
+from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import nn
+import thunder_fn as tfn
 
 COUNT, LOG = 1, [1]
 Point = namedtuple("Point", "a b")
@@ -37,6 +48,41 @@ def peek(it, name="n"):
 
 def last(items):
     return items[-1] if items else 0
+
+def in_thread(call, *args):
+    future = Future()
+    def run():
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return future.result()
+
+async def later(value):
+    return value
+
+def awaited(coroutine):
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+
+@functools.lru_cache
+def remembered(number):
+    LOG.append(number)
+    return number * 2
+
+def asking(box):
+    got = 0
+    while True:
+        got = yield box.n + (got or 0)
+        box.n += 1
+
+class Mode(enum.Enum):
+    A, B = 1, 2
 
 def walk(box, times=2):
     for i in range(times):
@@ -76,6 +122,7 @@ class Box:
         self.n, self.f, self.flag, self.mode, self.last, self.pair = 3, 0.5, True, "a", None, (1, 2)
         self.items, self.table, self.t = [1, 2, 3], {"a": 1, "b": 2}, torch.arange(3.0)
         self.ts, self.tt = [torch.ones(3), torch.full((3,), 2.0)], {"p": torch.full((3,), 3.0)}
+        self.grid, self.kind = [[1, 2], [3]], Mode.A
     def bump(self, v, by=1):
         self.n += by
         self.items.append(self.n)
@@ -100,6 +147,9 @@ class Net(nn.Module):
         self.n, self.f, self.flag, self.mode, self.last, self.pair = 2, 1.5, False, "b", None, (3, 1)
         self.items, self.table = [4, 5], {"a": 3}
         self.ts, self.tt = [torch.full((3,), 4.0)], {"p": torch.full((3,), 5.0)}
+        self.grid, self.kind = [[4], [5, 6]], Mode.B
+        self.mods, self.named = nn.ModuleList([nn.Linear(3, 3)]), nn.ModuleDict({"a": nn.Tanh()})
+        self.pars = nn.ParameterList([nn.Parameter(torch.ones(3))])
     bump, swap, average, twice = Box.bump, Box.swap, Box.average, Box.twice
 
 class Guarded:
@@ -176,9 +226,21 @@ def make():
     guarded, lazy, vec, fs = Guarded(), Lazy(), Vec(1, 2, 3), {}
     G["vec"], G["point"] = vec, Point(1, 2)
     opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
+    adam = torch.optim.Adam([par], lr=0.1)
+    sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
+    var, ticks, ask, rng = contextvars.ContextVar("var", default=1), itertools.count(1), asking(Slots()), random.Random(7)
+    next(ask)
+    chain, bag, raw, view = ChainMap({}, {"a": 1, "b": 2}), Counter("aab"), bytearray(b"ab"), numbers("d", [1.0, 2.0])
+    space, ref, words = SimpleNamespace(n=1, t=torch.ones(3), items=[2]), weakref.ref(box), ["p", "q"]
+    remembered.cache_clear()
 """
-END = """    world = [box, net, slots, mixed, data, G, nums, tens, queue, kept, found, od, counts, array, par, guarded, lazy, vec]
-    return f, g, fs, [m0, m1, m2, m3], world, lambda: (cell, cellt, COUNT, LOG, opt.state_dict())
+END = """    world = [box, net, slots, mixed, data, G, nums, tens, queue, kept, found, od, counts, array, par, guarded]
+    world += [lazy, vec, chain, bag, space, words]
+    cells = lambda: (
+        *(cell, cellt, COUNT, LOG, opt.state_dict(), adam.state_dict(), sched.last_epoch, var.get(), repr(ticks)),
+        *(ask.gi_frame.f_locals["got"], list(raw), view.tolist(), rng.getstate()[1][-1]),
+    )
+    return f, g, fs, [m0, m1, m2, m3], world, cells
 """
 RULES: dict[
     str, str
@@ -186,6 +248,7 @@ RULES: dict[
     "obj": "box\nnet\nnet.sub\nbox.other",
     "any": "<obj>\n<obj>\n<obj>\nslots\nmixed\ndata\nguarded\nlazy\nvec",
     "key": "a\nb\nc",
+    "table": "<net>.table",
     "small": "0\n1\n2\n3",
     "num": """
 <any>.n
@@ -239,7 +302,41 @@ counts['k']
 len(kept)
 float(array[1])
 a['n']
-sum(a['l'])""",
+sum(a['l'])
+var.get()
+next(ticks)
+ask.send(<small>)
+rng.randint(0, 3)
+chain['a']
+chain.maps[0].get('b', 5)
+bag['<key>']
+bag.total()
+raw[0]
+view[1]
+space.n
+ref().n
+words.index('q')
+len(words[0])
+<net>.kind.value
+len(<net>.grid)
+<net>.grid[0][-1]
+sum(sum(row) for row in <net>.grid)
+sum(itertools.chain(*<net>.grid))
+len([*itertools.islice(itertools.cycle(<list> or [1]), 3)])
+remembered(<small>)
+copy.copy(<obj>).n
+len(copy.deepcopy(<list>))
+awaited(later(<small>))
+in_thread(operator.add, <num>, <small>)
+in_thread(tick)
+opt.param_groups[0]['lr']
+adam.param_groups[0]['betas'][0]
+len(adam.state)
+sched.get_last_lr()[0]
+len(net.mods)
+net.mods[0].in_features
+len(net.pars)""",
+    "net": "box\nnet\nnet.sub\nbox.other",
     "list": "<any>.items\n<any>.items\nG['items']\nnums",
     "tensors": "<obj>.ts\ntens",
     "test": """
@@ -262,7 +359,12 @@ all(<list>)
 vec
 <small> in vec
 (k := <num>) > k % 3
-isinstance(<any>, Vec)""",
+isinstance(<any>, Vec)
+<net>.kind is Mode.A
+'q' in words
+'b' in chain
+'a' in net.named
+ref() is box""",
     "tensor": """
 v
 v
@@ -290,6 +392,19 @@ par.grad if par.grad is not None else v
 net.lin.weight.grad[0] if net.lin.weight.grad is not None else v
 torch.func.grad(lambda u: (u * u * <num>).sum())(<plain>)
 torch.func.vmap(lambda u: u * <num>)(x).sum(0)
+tfn.grad(lambda u: (u * u * <num>).sum())(<plain>)
+tfn.jvp(lambda u: u * u * <num>, (<plain>,), (<plain>,))[1]
+tfn.vmap(lambda u: u * <num>)(x).sum(0)
+tfn.checkpoint(lambda u: u.sin() * <num>)(v)
+in_thread(torch.mul, <tensor>, <num>)
+awaited(later(<tensor>))
+space.t
+net.mods[-1](v)
+net.named['a'](v)
+net.pars[0] * v
+copy.copy(<obj>).t
+copy.deepcopy(<any>).t
+torch.nn.utils.parameters_to_vector(net.lin.parameters())[:3]
 fs['g'](x, a)
 sum(<tensors>)
 total(<tensors>)
@@ -410,7 +525,64 @@ array[1] += 1
 <obj>.bump(<plain>)
 with torch.no_grad(): par.add_(1)
 cell = <number>
-cellt = <new>""",
+cellt = <new>
+var.set(<number>)
+next(ticks)
+ask.send(<number>)
+rng.random()
+chain['<key>'] = <number>
+chain.maps[1]['a'] = <number>
+chain.pop('<key>')
+bag['<key>'] += 1
+bag.update('ab')
+bag.subtract({'a': <number>})
+raw[0] = <small>
+raw.extend(b'c')
+view[0] += 1
+view.append(<num>)
+space.n += 1
+space.t = <new>
+space.extra = <number>
+ref().n += 1
+words.append('<key>')
+words[0] += 'q'
+words.sort()
+<net>.kind = Mode.B
+<net>.grid[0].append(<number>)
+<net>.grid[-1][0] = <number>
+<net>.grid.append([<number>])
+<net>.grid.append(<list>)
+<net>.grid.reverse()
+<net>.grid[0], <net>.grid[-1] = <net>.grid[-1], <net>.grid[0]
+<net>.grid = copy.deepcopy(<net>.grid)
+<net>.grid = [row for row in <net>.grid if <small> in row] or [[1]]
+remembered(<number>)
+remembered.cache_clear()
+in_thread(tick)
+in_thread(<list>.append, <number>)
+adam.step()
+adam.zero_grad(set_to_none=False)
+sched.step()
+adam.param_groups[0]['betas'] = (0.1 * <small>, 0.9)
+opt.add_param_group({'params': [nn.Parameter(<new>)]}) if len(opt.param_groups) < 3 else None
+net.mods.append(nn.Linear(3, 3)) if len(net.mods) < 3 else None
+net.named['b'] = nn.Sigmoid()
+if 'b' in net.named: net.named.pop('b')
+net.pars.append(nn.Parameter(<new>)) if len(net.pars) < 3 else None
+net.lin.bias = nn.Parameter(<new>)
+net.sub, net.lin = net.sub, nn.Linear(3, 3, bias=False)
+net.load_state_dict(net.state_dict())
+net.requires_grad_(False)
+net.lin.requires_grad_(bool(<test>))
+net.double().float()
+net.register_buffer('t', <new>)
+if hasattr(net, 'extra'): del net.extra
+net.lin.register_forward_hook(lambda m, args, out: out + <num>) if len(net.lin._forward_hooks) < 2 else None
+net.zero_grad()
+nn.init.constant_(net.lin.weight, <num>)
+nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+torch.manual_seed(<small>)
+random.seed(<small>)""",
     "write inside": "<write>\n" * 9 + "a['l'].append(<number>)\na['new'] = <new>\na['t'] = <new>\na['n'] = <number>",
     "new": "(<value>).detach()\n(<value>).detach()\n<value>",
     "plain": "v.detach()",
@@ -422,6 +594,7 @@ raise ValueError(<num>)
 if <test>: raise KeyError(<num>)
 if <test>: raise StopIteration
 next(iter(()))
+net.mods[9]
 int('q')
 <num> // 0
 torch.ones(2) + torch.ones(3)
@@ -547,6 +720,40 @@ class Drawn:
         yield from self.body(depth, 1)
         yield f"v = {name}(v{self.random.choice(['', ', 2', ', k=' + self.one('num')])})"
 
+    def matching(self, depth: int) -> Iterator[str]:
+        value, patterns = self.random.choice(PATTERNS)
+        yield f"match {self.one(value)}:"
+        for pattern in self.random.sample(patterns, 2):
+            yield f"    case {pattern}:"
+            yield from (f"    {line}" for line in self.indented(depth, most=1))
+
+    def transform(self, depth: int) -> Iterator[str]:
+        """A function that a transform calls: it sees the objects, and changes them once."""
+        name = f"g{next(self.names)}"
+        yield f"def {name}(u):"
+        yield from self.indented(depth, "nonlocal v, cell, cellt")
+        yield f"    return (u * u * {self.one('num')}).sum()"
+        call = self.random.choice(TRANSFORMS).replace("g0", name)
+        yield f"v = v + {call.replace('<plain>', self.one('plain'))}"
+
+    def generator(self, depth: int) -> Iterator[str]:
+        name = f"g{next(self.names)}"
+        yield f"def {name}():"
+        yield from self.indented(depth, "nonlocal v, cell, cellt", most=1)
+        yield f"    k = yield {self.one('num')}"
+        yield from self.indented(depth, most=1)
+        yield f"    yield from {self.one('items')}"
+        yield from self.indented(depth, most=1)
+        yield f"for k in {name}():"
+        yield from self.indented(depth, "v = v + k", most=1)
+
+    def coroutine(self, depth: int) -> Iterator[str]:
+        name = f"g{next(self.names)}"
+        yield f"async def {name}(u):"
+        yield from self.indented(depth, "nonlocal v, cell, cellt", most=1)
+        yield f"    return u * await later({self.one('num')})"
+        yield f"v = awaited({name}(v))"
+
     def body(self, depth: int, most: int) -> list[str]:
         return [line for _ in range(self.random.randint(1, most)) for line in self.statement(depth)]
 
@@ -571,4 +778,19 @@ class Drawn:
             yield from (f"        {line}" for line in self.body(0, 2))
 
 
-COMPOUND = [Drawn.choice, Drawn.loop, Drawn.other_loop, Drawn.shortening, Drawn.trying, Drawn.context, Drawn.function]
+COMPOUND = [
+    *(Drawn.choice, Drawn.loop, Drawn.other_loop, Drawn.shortening, Drawn.trying, Drawn.context, Drawn.function),
+    *(Drawn.matching, Drawn.transform, Drawn.generator, Drawn.coroutine),
+]
+PATTERNS = [
+    ("list", ["[]", "[k]", "[k, *rest] if k > 1", "[*rest, 3]", "[_, _]", "list() as k"]),
+    ("num", ["0", "1 | 2", "int(k) if k > 2", "float()", "_ if False"]),
+    ("any", ["Box(n=3)", "Vec(by=k)", "object(n=1 | 2)", "nn.Module(training=True)", "Slots() | Lazy()"]),
+    ("table", ["{'a': 1}", "{'b': k, **rest}", "{}", "dict(k)"]),
+]
+"""What a `match` looks at, and the patterns that it may be held against."""
+TRANSFORMS = [
+    *("tfn.grad(g0)(<plain>)", "tfn.value_and_grad(g0)(<plain>)[0]", "tfn.jvp(g0, (<plain>,), (<plain>,))[1]"),
+    *("tfn.vjp(g0, <plain>)[1](torch.tensor(2.0))[0]", "tfn.jit(g0)(<plain>)", "tfn.checkpoint(g0)(v)"),
+    *("torch.func.grad(g0)(<plain>)", "tfn.linearize(g0, <plain>)[0]"),
+]

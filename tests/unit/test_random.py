@@ -12,7 +12,7 @@ import torch
 
 import thunder_fn as tfn
 from thunder_fn import random
-from thunder_fn.errors import TraceTypeError
+from thunder_fn.errors import TraceTypeError, UnsupportedCall
 
 KEY = random.key(7)
 LOGITS = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.5, 0.0]])
@@ -73,6 +73,49 @@ def test_programs_draw_the_same_and_nothing_else_moves(draw: Callable[[Any], Any
     assert tfn.cache_info(jitted).misses == 1
     assert equal(tfn.checkpoint(draw)(KEY), draw(KEY))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def set_back(x: torch.Tensor) -> torch.Tensor:
+    state = torch.get_rng_state()
+    first = torch.rand(2)
+    torch.set_rng_state(state)
+    return x * (first - torch.rand(2))
+
+
+def forked(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        x = x * torch.rand(2)
+    return x + torch.rand(2)
+
+
+USES_OF_A_STATE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "number": lambda x: x * torch.get_rng_state()[0].item(),
+    "numbers": lambda x: x * torch.get_rng_state().tolist()[0],
+    "operand": lambda x: x + torch.get_rng_state().sum(),
+    "operand after a draw": lambda x: x * torch.rand(2) + torch.get_rng_state()[8],
+    "copy": lambda x: x * torch.get_rng_state().clone()[0],
+    "result": lambda x: (x * 2, torch.get_rng_state()),
+    "array": lambda x: x * float(torch.get_rng_state().numpy()[0]),
+    "set back": set_back,
+    "forked": forked,
+}
+
+
+@pytest.mark.parametrize("way", [tfn.jit, lambda f: tfn.jit(tfn.vmap(f, randomness="same"))])
+@pytest.mark.parametrize("name", USES_OF_A_STATE)
+def test_a_state_can_be_set_back_and_nothing_else(name: str, way: Callable[[Any], Any]) -> None:
+    """Its numbers are those of the trace, and others in the next call."""
+    f, x = USES_OF_A_STATE[name], torch.ones(2, 2)
+    if name not in ("set back", "forked"):
+        with pytest.raises(UnsupportedCall, match=r"get_rng_state"):
+            way(f)(x)
+        return
+    jitted = way(f)
+    for _ in range(3):
+        torch.manual_seed(3)
+        got = jitted(x)
+        torch.manual_seed(3)
+        assert equal(got, f(x))
 
 
 def test_gradients_go_past_draws() -> None:

@@ -39,6 +39,12 @@ def state_error(what: str, source: Source | None) -> UnsupportedCall:
     return UnsupportedCall(text, source=source, fix=fix)
 
 
+class TracedState(torch.Tensor):
+    """A state of a generator as `torch.get_rng_state` gives it inside a capture: it can be set
+    back. When the trace runs it is another one.
+    """
+
+
 class Generators:
     """The generators of a capture: what each stands for, and the states of those from outside
     when they were first used.

@@ -10,6 +10,7 @@ import torch
 
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import pytree
+from thunder_fn.capture.generators import TracedState, state_error
 from thunder_fn.errors import EscapedTracer, UnsupportedCall, UnsupportedInput, kind_of
 from thunder_fn.ir.text import shown
 from thunder_fn.ir.trace import Expr, Literal, Op, Source, as_dim
@@ -153,6 +154,8 @@ def check_supported(
     """Raise for tensors that have no type in a trace; `what` says which one."""
     if not has_settled(tensor):
         raise escaped_error()
+    if type(tensor) is TracedState:
+        raise state_error("the result of `torch.get_rng_state` is used", None)
     with internals.no_torch_function():
         kind, fix = _unsupported(tensor)
     if kind:

@@ -30,7 +30,7 @@ from thunder_fn.capture.kept_state import KeptState
 from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.objects import ABSENT, answers_itself, dict_of, is_a, own_of
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
-from thunder_fn.capture.outside.frames import observed_by
+from thunder_fn.capture.outside.frames import Irreversible, observed_by
 from thunder_fn.capture.outside.kinds import drawn_error, progress_of, reference_to
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
@@ -428,7 +428,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
         frozenset(map(id, own.modules())) if isinstance(own, torch.nn.Module) else frozenset[int]()
     )
     watch = Watch(f, parts)
-    watch.refused_draws = (False,)
+    watch.irreversible = Irreversible.CERTAIN_REFUSED
     before = internals.state()
     watched = Watched([], watch.first_moment, internals.state_kept())
     for value in given:

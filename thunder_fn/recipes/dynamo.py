@@ -31,7 +31,7 @@ import torch
 from thunder_fn import torch_internals as internals
 from thunder_fn.capture import current
 from thunder_fn.capture.failures import source_of
-from thunder_fn.capture.outside.frames import observer
+from thunder_fn.capture.outside.frames import Irreversible, observer
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.replaced.lookasides import diverted_in_parts, is_by_name
 from thunder_fn.errors import (
@@ -201,11 +201,11 @@ def _compiled(f: Compiled, options: Options) -> Compiled:
 @contextmanager
 def _unchanging(f: Compiled) -> Generator[None]:
     """Refuse numbers that Python draws inside: in a trace they would be constants. Refuse to draw
-    from iterators from outside before it happens: the parts draw again.
+    from iterators from outside, and to start threads, before it happens: the parts do so again.
     """
     before, watch = host_random.state(), observer()
     if watch is not None:
-        watch.refused_draws = (False, True)
+        watch.irreversible = Irreversible.REFUSED
     if (recorder := current()) is not None:
         recorder.texts.is_wary = True
     yield

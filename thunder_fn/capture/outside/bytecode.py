@@ -484,6 +484,7 @@ def _contains(r: _Reader, one: dis.Instruction) -> None:
     item = r.item(of, key)
     if item is not None:
         r.use(("in", *item[1:]))
+    r.draw(of)
     r.stack.append(None)
 
 
@@ -909,6 +910,13 @@ def _constant(r: _Reader, call: _Call) -> bool:
         r.use(("unless", call.called, ("given", call.called, source)))
     r.stack.append(("call", call.called, ()))
     return True
+
+
+@_callee("__next__", "send", "throw", "close", table=_METHODS)
+def _resume(r: _Reader, call: _Call) -> bool:
+    """Read a call that moves an iterator on."""
+    r.draw(call.owner)
+    return False
 
 
 @_callee("append", "add", table=_METHODS)

@@ -15,7 +15,7 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from thunder_fn.capture.outside.expressions import (
     pattern_of,
     text,
 )
+from thunder_fn.capture.outside.frames import Irreversible
 from thunder_fn.capture.outside.kinds import (
     EXACT,
     FUNCTIONS,
@@ -111,10 +112,6 @@ class Evaluator(Attributes):
         self.done: dict[Any, Done] = {}
         """Frames that have been looked at, by their names' values."""
         self.settled: dict[tuple[int, int], Settled] = {}
-        self.refused_draws: Container[bool] = ()
-        """The draws from iterators outside that are refused: False stands for those before any
-        branch, True for those after one. Eager transforms refuse none.
-        """
         self.written: set[int] = set()
         """Holders that the function writes to: what was found there before may have changed."""
         self.methods: set[tuple[type, types.CodeType]] = set()
@@ -444,14 +441,14 @@ class Evaluator(Attributes):
         return found
 
     def drawn_values(self, source: tuple[Any, ...], frame: Frame, memo: Memo) -> Sequence[Any]:
-        """Refuse a draw from an iterator from outside before it happens: it cannot be undone. Which
-        draws are refused, `refused_draws` says: one after a branch may never happen.
+        """Refuse a draw from an iterator from outside before it happens: it cannot be undone. One
+        after a branch may never happen.
 
         Raises:
             UnsupportedCall: an item is to be drawn from one.
         """
         _, of, is_later = source
-        if is_later not in self.refused_draws:
+        if self.irreversible <= (Irreversible.CERTAIN_REFUSED if is_later else Irreversible.TAKEN):
             return ()
         uses = (*frame.reading.settled, *frame.reading.open)
         is_written = any(one[0] in ("before", "counted") and one[1] is of for one in uses if one)

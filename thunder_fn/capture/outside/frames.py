@@ -14,9 +14,10 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,6 +70,17 @@ _NAME = "thunder_fn"
 """The name among the tools of `sys.monitoring`."""
 
 
+class Irreversible(IntEnum):
+    """The treatment of a step that cannot be undone, such as a draw from an iterator from outside.
+    An eager transform takes it, since it runs the function once.
+    """
+
+    TAKEN = 0
+    CERTAIN_REFUSED = 1
+    """It is refused before it happens if no branch leads around it."""
+    REFUSED = 2
+
+
 class Observer(Protocol):
     """An observer of the frames of a capture. With `hears_calls`, it hears of all calls of
     libraries that leave them, too.
@@ -95,8 +107,8 @@ class Observer(Protocol):
     """Lists and dicts outside, with the content that they had."""
     dicts: dict[int, tuple[dict[str, Any], dict[str, Any]]]
     """The `__dict__`s of objects outside, and what they held."""
-    refused_draws: Container[bool]
-    """The draws from iterators outside that it refuses, by whether the code has branched before."""
+    irreversible: Irreversible
+    """The treatment of steps that cannot be undone."""
     around: Observer | None
     """The observer of the function in which it observes bodies."""
 

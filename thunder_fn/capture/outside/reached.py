@@ -22,10 +22,11 @@ from thunder_fn.capture.outside.answers import Question, rests_on
 from thunder_fn.capture.outside.code_frames import Frame
 from thunder_fn.capture.outside.edges import Constant, Edge, look, place_of
 from thunder_fn.capture.outside.effects import Effects
-from thunder_fn.capture.outside.frames import is_library, is_machinery, is_user_file
+from thunder_fn.capture.outside.frames import Irreversible, is_library, is_machinery, is_user_file
 from thunder_fn.capture.outside.kinds import (
     NO_FIELDS,
     VIEWS,
+    drawn_error,
     is_code,
     is_iterator,
     is_lasting,
@@ -82,6 +83,8 @@ class Reached:
     """The places of edges to what is reached first while an expression is evaluated that may never
     run; None while there is no such expression.
     """
+
+    irreversible = Irreversible.TAKEN
 
     def __init__(self, own: frozenset[int]) -> None:
         self.own, self.effects = own, Effects()
@@ -505,8 +508,13 @@ class Reached:
     def iterator(self, value: Any, path: str, *, is_used: bool) -> None:
         """Note the position of an iterator from outside. One that does not tell it is drawn from
         where it is used.
+
+        Raises:
+            UnsupportedCall: code uses it that may draw from it, and must not draw twice.
         """
         if is_iterator(value):
+            if is_used and self.irreversible is Irreversible.REFUSED:
+                raise drawn_error("the function", path, value)
             progress = progress_of(value)
             if progress is not None or is_used:
                 self.drawn.setdefault(id(value), (value, path, progress))

@@ -44,7 +44,7 @@ from thunder_fn.capture.outside.edges import Constant, Edge, constant, look
 from thunder_fn.capture.outside.effects import is_stateful
 from thunder_fn.capture.outside.evaluating import Evaluator
 from thunder_fn.capture.outside.expressions import Reading
-from thunder_fn.capture.outside.frames import Observer, is_import, is_library
+from thunder_fn.capture.outside.frames import Irreversible, Observer, is_import, is_library
 from thunder_fn.capture.outside.kinds import (
     FUNCTIONS,
     NO_FIELDS,
@@ -170,8 +170,18 @@ class Watch(Evaluator):
         self.settle(mine)
 
     def thread_started(self, name: str) -> None:
-        """Take the results of a thread as constants, since its reads are not seen."""
+        """Take the results of a thread as constants, since its reads are not seen.
+
+        Raises:
+            UnsupportedCall: it must not be started twice.
+        """
         if self.aside is None and self.stack and not self.stack[-1].is_library:
+            if self.irreversible is Irreversible.REFUSED:
+                raise UnsupportedCall(
+                    f"{self.stack[-1].code.co_name} starts the thread {name!r}, whose reads and"
+                    " writes are not seen",
+                    fix="Start it outside of the function.",
+                )
             frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             while frame.f_back is not None and frame.f_code is not self.stack[-1].code:
                 frame = frame.f_back

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thunder_fn import torch_internals as internals
-from thunder_fn.capture.generators import STATE_METHODS, state_error
+from thunder_fn.capture.generators import STATE_METHODS, TracedState, state_error
 from thunder_fn.capture.recorded import Leaf
 from thunder_fn.capture.recorder import Recorder, current
 from thunder_fn.capture.replaced.lookasides import divert, original_of
@@ -201,6 +201,7 @@ def _get(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def get_rng_state(*device: Any, **named: Any) -> torch.Tensor:
         recorder, state = current(), original(*device, **named)
         if recorder is not None:
+            state = state.as_subclass(TracedState)
             place = Leaf(GET_STATE, (), of_device(_meant(*device, **named)), (), recorder.source)
             recorder.scope.items.append(place)
             recorder.states.append((state, recorder.draws, place))
