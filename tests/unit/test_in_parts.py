@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -134,3 +136,38 @@ def test_parts_do_what_eager_code_does(program: Program, compiled: str, kind: An
     torch.compiler.reset()
     wanted = results(program, kind, lambda f: f)
     torch.testing.assert_close(results(program, kind, COMPILED[compiled]), wanted)
+
+
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    "ordered": lambda: OrderedDict(a=1, b=2, c=3),
+    "bounded": lambda: deque([1, 2, 3], maxlen=4),
+    "set": lambda: {1, 2, 3},
+}
+STATEMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "the first of a copy": ("ordered", lambda d: (c := d.copy(), c.popitem(last=False), list(c))),
+    "the first": ("ordered", lambda d: (d.popitem(last=False), list(d))),
+    "to the end": ("ordered", lambda d: (d.move_to_end("a"), list(d))),
+    "to the front": ("ordered", lambda d: (d.move_to_end("c", last=False), list(d))),
+    "appended": ("bounded", lambda d: (d.append(4), d.append(5), list(d))),
+    "extended": ("bounded", lambda d: (d.extendleft([7, 8]), list(d))),
+    "appended to a copy": ("bounded", lambda d: (c := d.copy(), c.append(4), c.append(5), list(c), c.maxlen)),
+    "bound": ("bounded", lambda d: d.maxlen),
+    "repeated": ("bounded", lambda d: list(d * 2)),
+    "subtracted": ("set", lambda d: (operator.isub(d, {1}), sorted(d))),
+}
+
+
+@pytest.mark.parametrize("is_outside", (True, False))
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_containers_do_what_they_do_in_python(name: str, is_outside: bool) -> None:
+    kind, change = STATEMENTS[name]
+    make = CONTAINERS[kind]
+
+    def f(x: Tensor, given: Any) -> Any:
+        made = given if is_outside else make()
+        return x * 2, change(made)
+
+    compiled, given, wanted = COMPILED["dynamo"](f), make(), make()
+    for k in (1, 2):
+        assert repr(compiled(X * k, given)[1]) == repr(f(X * k, wanted)[1])
+        assert given == wanted and list(given) == list(wanted)

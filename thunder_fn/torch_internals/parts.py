@@ -15,6 +15,7 @@ import inspect
 import sys
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -88,6 +89,76 @@ def _or_as_it_is(convert: Callable[..., Any]) -> Callable[..., Any]:
     return converted
 
 
+def _without(is_wrong: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Leave to Python what Dynamo gets wrong, between parts."""
+    from torch._dynamo.exc import unimplemented
+
+    def replace(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(self: Any, *given: Any) -> Any:
+            if is_wrong(self, *given):
+                what = f"{method.__qualname__} of {type(self).__name__}"
+                why = "Dynamo computes it otherwise than Python does."
+                unimplemented(gb_type="Wrong in Dynamo", context=what, explanation=why, hints=[])
+            return method(self, *given)
+
+        return called
+
+    return replace
+
+
+def _is_bounded(self: Any, *_: Any) -> bool:
+    return self.maxlen.as_python_constant() is not None
+
+
+def _reordered(call_method: Callable[..., Any]) -> Callable[..., Any]:
+    """Write a dict whose order changes back as a whole: entries that stay were left in place."""
+
+    @functools.wraps(call_method)
+    def called(self: Any, tx: Any, name: str, *given: Any) -> Any:
+        if name == "move_to_end":
+            self._base_vt.should_reconstruct_all = True
+        return call_method(self, tx, name, *given)
+
+    return called
+
+
+def _reduced(subtract: Callable[..., Any]) -> Callable[..., Any]:
+    """Write a set that loses elements back as a whole: they stayed in it."""
+
+    @functools.wraps(subtract)
+    def called(self: Any, *given: Any) -> Any:
+        self.should_reconstruct_all = True
+        return subtract(self, *given)
+
+    return called
+
+
+def _containers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    """Return replacements of methods by which Dynamo gets Python's containers wrong."""
+    import torch._dynamo.variables as variables
+    from torch._dynamo.variables import builder, dicts, lists, user_defined
+
+    def takes_first(self: Any, tx: Any, name: str, *given: Any) -> bool:
+        return name == "popitem" and any(given)
+
+    def copies_bounded(self: Any, tx: Any, name: str, *given: Any) -> bool:
+        return name == "copy" and _is_bounded(self)
+
+    def is_bounded_outside(self: Any, value: Any) -> bool:
+        return type(value) is deque and value.maxlen is not None
+
+    found: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (builder.VariableBuilder, "_wrap", _without(is_bounded_outside)),
+        (dicts.ConstDictVariable, "call_method", _without(takes_first)),
+        (lists.DequeVariable, "call_method", _without(copies_bounded)),
+        (lists.DequeVariable, "sq_repeat_impl", _without(_is_bounded)),
+        (getattr(user_defined, "OrderedDictVariable", None), "call_method", _reordered),
+        (getattr(variables, "SetVariable", None), "nb_inplace_subtract_impl", _reduced),
+    ]
+    return [one for one in found if hasattr(one[0], one[1])]  # PyTorch 2.11 has other classes
+
+
 @functools.cache
 def _patch() -> Patch:
     from torch._dynamo import convert_frame, output_graph
@@ -96,6 +167,7 @@ def _patch() -> Patch:
         (convert_frame, "is_generator", _or_stays),
         (output_graph.OutputGraph, "register_attr_or_module", _with_class),
         (convert_frame.ConvertFrame, "__call__", _or_as_it_is),
+        *_containers(),
     )
 
 
