@@ -386,6 +386,13 @@ def data_after_use() -> bool:
 
 
 @different
+def asks_compiling() -> bool:
+    f = lambda x: x * (3 if torch.compiler.is_compiling() else 2)
+    x = torch.tensor(1.0)
+    return bool(tfn.grad(f)(x) == 3 and torch.func.grad(f)(x) == 2 and tfn.jit(f)(x) == 3)
+
+
+@different
 def replaced_method() -> bool:
     step, sin = tfn.jit(lambda x: x.sin()), torch.Tensor.sin
     step(X)
