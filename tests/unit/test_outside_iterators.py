@@ -118,3 +118,22 @@ def test_jit_is_eager_or_refuses(make: str, use: str) -> None:
 def test_compile_draws_each_item_once(make: str, use: str) -> None:
     """What an attempt at a trace has drawn, the parts that run instead would miss."""
     assert play(make, use, tfn.compile) == play(make, use, lambda f: f)
+
+
+@pytest.mark.filterwarnings("ignore::thunder_fn.errors.GraphBreakWarning")
+@pytest.mark.parametrize("way", [tfn.jit, tfn.compile])
+def test_an_exception_after_a_draw(way: Callable[[Any], Any]) -> None:
+    """It is drawn from once, whether the exception or the refusal is raised."""
+    it, items, missing = itertools.count(), [1], dict[str, int]()
+
+    def f(x: torch.Tensor) -> Any:
+        for item in items:
+            x = x + item
+        x = x * next(it)
+        return x * missing["key"] if items else x
+
+    jitted = way(f)
+    for call in range(2):
+        with pytest.raises((KeyError, UnsupportedCall)):
+            jitted(X)
+        assert next(it) == 2 * call + 1

@@ -438,6 +438,7 @@ def watching(f: Callable[..., Any], given: Sequence[Any] = ()) -> Generator[Watc
             yield watched
     except TracedFunctionError:
         _refuse_search(f, watch)
+        _refuse_draws(f, watch, is_over=False)
         raise
     except ThunderError as error:
         if error.is_refusal:
@@ -545,10 +546,17 @@ def _refuse_search(f: Callable[..., Any], watch: Watch) -> None:
         )
 
 
-def _refuse(f: Callable[..., Any], watch: Watch) -> None:
+def _refuse_draws(f: Callable[..., Any], watch: Watch, *, is_over: bool) -> None:
+    """Refuse draws from iterators outside. One that does not tell its position counts as drawn from
+    when the function is over.
+    """
     for value, path, progress in watch.drawn.values():
-        if progress is None or progress_of(value) != progress:
+        if is_over if progress is None else progress_of(value) != progress:
             raise drawn_error(callable_name(f), path, value, source_of(f))
+
+
+def _refuse(f: Callable[..., Any], watch: Watch) -> None:
+    _refuse_draws(f, watch, is_over=True)
     for path, name in watch.states.items():
         raise state_error(
             f"{callable_name(f)} calls `{name}` of {path}, a generator from outside,", source_of(f)
