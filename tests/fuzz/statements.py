@@ -328,7 +328,6 @@ copy.copy(<obj>).n
 len(copy.deepcopy(<list>))
 awaited(later(<small>))
 in_thread(operator.add, <num>, <small>)
-in_thread(tick)
 opt.param_groups[0]['lr']
 adam.param_groups[0]['betas'][0]
 len(adam.state)
@@ -558,8 +557,6 @@ words.sort()
 <net>.grid = [row for row in <net>.grid if <small> in row] or [[1]]
 remembered(<number>)
 remembered.cache_clear()
-in_thread(tick)
-in_thread(<list>.append, <number>)
 adam.step()
 adam.zero_grad(set_to_none=False)
 sched.step()
@@ -574,7 +571,6 @@ net.sub, net.lin = net.sub, nn.Linear(3, 3, bias=False)
 net.load_state_dict(net.state_dict())
 net.requires_grad_(False)
 net.lin.requires_grad_(bool(<test>))
-net.double().float()
 net.register_buffer('t', <new>)
 if hasattr(net, 'extra'): del net.extra
 net.lin.register_forward_hook(lambda m, args, out: out + <num>) if len(net.lin._forward_hooks) < 2 else None

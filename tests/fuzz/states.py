@@ -112,6 +112,8 @@ def judge(text: str, how: str) -> Found:
     if any(issubclass(one.category, OutsideWarning) for one in warned):
         return Found("refused", why="a value from outside is a constant, as a warning says")
     for step, ((our, ours), (its, theirs)) in enumerate(zip(got, expected, strict=True)):
+        if isinstance(its, ThunderError):
+            return Found("refused", step / 2, f"in eager mode, too: {its}"[:300])
         if our is not None and not (its is not None and isinstance(our, type(its))):
             is_refused = isinstance(our, ThunderError) and how == "jit"
             return Found(

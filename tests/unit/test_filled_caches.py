@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import thunder_fn as tfn
+from thunder_fn.errors import UnsupportedCall
 
 SHAPES = ((3, 2), (4, 2), (3, 4), (3, 2), (4, 3))
 
@@ -158,3 +159,45 @@ def test_cached_functions_of_sizes(caching: str, key: str) -> None:
             x = torch.rand(shape)
             for way in (jitted, f, jitted):
                 torch.testing.assert_close(way(x), plain(x))
+
+
+def appends(log: list[int], box: dict[str, int], n: int) -> int:
+    log.append(n)
+    return n * 2
+
+
+def counts(log: list[int], box: dict[str, int], n: int) -> int:
+    box["calls"] += 1
+    return n * 2
+
+
+def registers(log: list[int], box: dict[str, int], n: int) -> int:
+    box[f"made {n}"] = len(log)
+    return n * 2
+
+
+def reads(log: list[int], box: dict[str, int], n: int) -> int:
+    made = [*log]
+    made.append(n)
+    return sum(made) + box["calls"]
+
+
+@pytest.mark.parametrize("body", (appends, counts, registers, reads))
+@pytest.mark.parametrize("is_filled", (False, True))
+def test_cached_functions_that_change_objects(body: Callable[..., int], is_filled: bool) -> None:
+    """They do so in the first call; a trace would do it in each. One that only reads is traced."""
+    results = list[Any]()
+    for way in (lambda f: f, lambda f: tfn.jit(f), lambda f: tfn.grad(lambda x: f(x).sum())):
+        log, box = [1], {"calls": 1}
+        kept = functools.lru_cache(lambda n, log=log, box=box: body(log, box, n))
+        if is_filled:
+            kept(3)
+        f = way(lambda x, kept=kept: x * kept(3))
+        try:
+            got = [f(torch.ones(2)).tolist() for _ in range(3)]
+        except UnsupportedCall:
+            assert body is not reads and not is_filled
+            got = results[-1][0]
+            log, box = results[-1][1:]
+        results.append((got, log, box))
+    assert results[0] == results[1] == results[2]

@@ -37,6 +37,7 @@ class Frame:
         "locals",
         "over",
         "pending",
+        "places",
         "reading",
         "returned",
         "stand_ins",
@@ -72,6 +73,8 @@ class Frame:
         self.found: dict[Source, bool] = {}
         """Tests, for each item whose key became known, whether all of its keys are."""
         self.has_ended = False
+        self.places: dict[tuple[str, int, Any], Any] | None = None
+        """The content of places outside when it began; None unless a cache keeps its answer."""
         self.waits = False
         """Set where an attribute or item is the result of a callee."""
 

@@ -91,6 +91,11 @@ _MAY_KEEP = ("add", "update")
 _FILLS_CACHE = lazy_property.__get__.__code__
 
 
+def _code_of_cached(function: Any) -> types.CodeType | None:
+    """The code of what a cache wraps."""
+    return getattr(getattr(function, "__wrapped__", None), "__code__", None)
+
+
 def _is_open(recorder: Recorder, code: types.CodeType) -> bool:
     """Test whether any expression in some code may give a symbolic value. A copy answers itself
     what it asks of tensors by the name `type`.
@@ -136,6 +141,9 @@ class Watch(Evaluator):
         mine.over = self.over.get(id(code))
         self.stack.append(mine)
         self.evaluate(mine)
+        cached = (_code_of_cached(function) for function, *_ in self.answers.values())
+        if self.irreversible and code in cached:
+            mine.places = self.held_now()
         if code is _FILLS_CACHE and self.is_outside(of := frame.f_locals["instance"]):
             self.caches.append((vars(of), frame.f_locals["self"].wrapped.__name__))
 
@@ -154,6 +162,8 @@ class Watch(Evaluator):
             return
         mine = self.stack.pop()
         mine.has_ended = True
+        if mine.places is not None:
+            self.refuse_writes_of_cached(mine)
         if mine.code.co_name == "__init__" and mine.code.co_argcount:
             value = mine.locals[0].get(mine.code.co_varnames[0])
             if not self.is_outside(value):
@@ -258,6 +268,38 @@ class Watch(Evaluator):
                 source=None,
                 fix="Call it once before, or pass its answer as an argument.",
             )
+
+    def held_now(self) -> dict[tuple[str, int, Any], Any]:
+        """Describe the places that the function may have written to."""
+        found: dict[tuple[str, int, Any], Any] = {
+            ("content", identity, None): seen(one.container)
+            for identity, one in self.contents.items()
+        }
+        for place, (holder, _) in {**self.counted, **self.before}.items():
+            found.setdefault(place, seen(look(place[0], holder, place[2])))
+        return found
+
+    def refuse_writes_of_cached(self, mine: Frame) -> None:
+        """Refuse a cached function that writes to objects outside: it does so in its first call
+        alone.
+
+        Raises:
+            UnsupportedCall: it has written to one.
+        """
+        assert mine.places is not None
+        first = {("content", i, None): seen(one.before) for i, one in self.contents.items()}
+        written = {**self.counted, **self.before}.items()
+        first = {place: seen(old) for place, (_, old) in written} | first | mine.places
+        if all(first[place] == value for place, value in self.held_now().items()):
+            return
+        for function, *_ in self.answers.values():
+            if _code_of_cached(function) is mine.code:
+                function.cache_clear()
+        raise UnsupportedCall(
+            f"the cached function {mine.code.co_name} changes an object outside when it is called"
+            " for the first time, which a trace would repeat",
+            fix="Call it once before, or pass its answer as an argument.",
+        )
 
     def note_late(self) -> None:
         """Note the places that are known at the end alone. Those in which `functools.
