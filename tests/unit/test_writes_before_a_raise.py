@@ -122,3 +122,46 @@ def test_writes_before_a_raise(number: int, write: str, how: Callable[..., Any])
     raising = RAISES[number % len(RAISES)]
     for way in (tfn.jit, tfn.compile):
         assert calls(write, raising, how, way) == calls(write, raising, how, lambda f: f), way
+
+
+TRANSFORMS: dict[str, Callable[[Any], Callable[[torch.Tensor], Any]]] = {
+    "grad": tfn.grad,
+    "value_and_grad": lambda f: lambda x: tfn.value_and_grad(f)(x)[1],
+    "vjp": lambda f: lambda x: tfn.vjp(f, x)[1](torch.tensor(1.0))[0],
+    "jvp": lambda f: lambda x: tfn.jvp(f, (x,), (x,))[1],
+    "linearize": lambda f: lambda x: tfn.linearize(f, x)[0],
+    "jacrev": tfn.jacrev,
+    "jit": tfn.jit,
+    "plain": lambda f: f,
+}
+
+
+def transformed(outer: str, inner: str) -> tuple[Any, ...]:
+    """Call three times what writes to tensors from outside and raises under two transforms."""
+    total, box, raised = torch.zeros(2), {"t": torch.zeros(2)}, list[str]()
+    norm = torch.nn.Module()
+    norm.register_buffer("mean", mean := torch.zeros(2))
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        total.add_(x.detach())
+        norm.mean.mul_(2).add_(1)  # type: ignore[operator,union-attr]
+        box["t"] = box["t"] + torch.rand(2)
+        raise ValueError("no")
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return TRANSFORMS[inner](f)(x).sum()
+
+    torch.manual_seed(0)
+    call = TRANSFORMS[outer](g)
+    for _ in range(3):
+        try:
+            call(torch.tensor([1.0, 2.0]))
+        except ValueError as error:
+            raised.append(str(error).splitlines()[0][-2:])
+    return total.tolist(), mean.tolist(), box["t"].tolist(), raised, torch.rand(1).item()
+
+
+@pytest.mark.parametrize("inner", TRANSFORMS)
+@pytest.mark.parametrize("outer", TRANSFORMS)
+def test_tensors_that_a_transformed_function_writes_to(outer: str, inner: str) -> None:
+    assert transformed(outer, inner) == transformed("plain", "plain")

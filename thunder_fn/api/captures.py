@@ -45,6 +45,7 @@ from thunder_fn.capture.recorded import Decision
 from thunder_fn.capture.replaced import host_random
 from thunder_fn.capture.supported import has_symbols
 from thunder_fn.errors import ThunderError, UnsupportedCall, UnsupportedInput, callable_name
+from thunder_fn.interpreters.evaluate import evaluate
 from thunder_fn.ir.memos import clears, is_closed
 from thunder_fn.ir.ops import has_effects
 from thunder_fn.ir.symbols import made_by
@@ -472,9 +473,24 @@ def _let_go(kept: OrderedDict[Hashable, T], root: Callable[[T], Any]) -> None:
 _CAPTURES = clears(_Captures())
 
 
-def _capture(*args: Any, **options: Any) -> Captured:
-    """Capture a function for a transform, which is given what it stores outside."""
-    return capture(*args, stores=True, **options)
+def _capture(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Captured:
+    """Capture a function for a transform, which is given what it stores outside. What it has
+    written to tensors until it raises stays, but under vmap, whose arguments are examples.
+    """
+    if options.get("inside") != "vmap" and options.get("symbolic") is None:
+        tensors = pytree.tensors_in((args, kwargs or {}))
+        options["on_raise"] = functools.partial(_apply_unfinished, tensors)
+    return capture(f, args, kwargs, stores=True, **options)
+
+
+def _apply_unfinished(tensors: Sequence[torch.Tensor], captured: Captured) -> None:
+    """Make the changes of a function until it raised, as eager mode does."""
+    captured.result(write_back(captured, tensors, evaluate(captured.trace, tensors)))
 
 
 @internals.outside_dynamo
