@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,7 +346,25 @@ def printed() -> bool:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         tfn.jit(lambda x: print(x) or x * 2)(X)  # type: ignore[func-returns-value]
-    return out.getvalue() == "Tracer(f32[4])\n"
+    sees_it = tfn.jit(lambda x: x * len(str(x)))(X)
+    return out.getvalue() == "Tracer(f32[4])\n" and torch.equal(sees_it, X * len("Tracer(f32[4])"))
+
+
+@different
+def cached_change() -> bool:
+    log: list[int] = []
+
+    @functools.lru_cache
+    def doubled(n: int) -> int:
+        log.append(n)
+        return 2 * n
+
+    step = tfn.compile(lambda x: x * doubled(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            step(X)
+    return log == [3, 3, 3]
 
 
 @different
