@@ -42,8 +42,21 @@ def started() -> Iterator[int]:
     return found
 
 
+def without_variables() -> Iterator[int]:
+    box = [1]
+
+    def generator() -> Iterator[int]:
+        while box[0] < 60:
+            yield box[0]
+            box[0] += 1
+
+    next(found := generator())
+    return found
+
+
 ITERATORS: dict[str, Callable[[], Iterator[int]]] = {
     "generator": started,
+    "generator without variables": without_variables,
     "object": Counting,
     "chain": lambda: itertools.chain(range(1, 60)),
     "list": lambda: iter(list(range(1, 60))),
@@ -80,12 +93,21 @@ USES: dict[str, Callable[[Any], Any]] = {
     "comprehension": lambda it: [next(it) for _ in range(2)][1],
     "two": lambda it: next(it) * 10 + next(it),
 }
+
+
+def later(it: Any) -> int:
+    for _ in [1]:
+        pass
+    return it.send(0)
+
+
 OF_GENERATORS: dict[str, Callable[[Any], Any]] = {
     "send": lambda it: it.send(5),
+    "send after a loop": lambda it: later(it),
     "throw": lambda it: it.throw(ValueError),
     "close": lambda it: it.close() or 1,
 }
-CASES = [(make, use) for make in ITERATORS for use in USES] + [("generator", use) for use in OF_GENERATORS]
+CASES = [(make, use) for make in ITERATORS for use in (*USES, *(OF_GENERATORS if make.startswith("generator") else ()))]
 COMPILED = [
     case
     for case in CASES

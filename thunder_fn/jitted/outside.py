@@ -31,7 +31,7 @@ from thunder_fn.capture.numbers.arguments import is_number
 from thunder_fn.capture.objects import ABSENT, answers_itself, dict_of, is_a, own_of
 from thunder_fn.capture.outside.edges import PLACES, Edge, entries, is_same, look, now
 from thunder_fn.capture.outside.frames import Irreversible, observed_by
-from thunder_fn.capture.outside.kinds import drawn_error, progress_of, reference_to
+from thunder_fn.capture.outside.kinds import drawn_error, reference_to
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reached import MAX_ARRAY_BYTES
 from thunder_fn.capture.outside.reads import (
@@ -551,7 +551,7 @@ def _refuse_draws(f: Callable[..., Any], watch: Watch, *, is_over: bool) -> None
     when the function is over.
     """
     for value, path, progress in watch.drawn.values():
-        if is_over if progress is None else progress_of(value) != progress:
+        if is_over if progress is None else watch.has_drawn(value, progress):
             raise drawn_error(callable_name(f), path, value, source_of(f))
 
 

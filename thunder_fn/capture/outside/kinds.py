@@ -397,27 +397,10 @@ def drawn_error(name: str, path: str, value: Any, source: Source | None = None) 
     )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Suspended:
-    """The place where a generator waits, and its variables: a loop may wait there many times."""
-
-    at: int
-    variables: tuple[Any, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Suspended)
-            and self.at == other.at
-            and len(self.variables) == len(other.variables)
-            and all(map(operator.is_, self.variables, other.variables))
-        )
-
-
 def progress_of(value: Any) -> Any:
     """The position of an iterator; None if it does not tell it."""
     if is_a(value, types.GeneratorType):
-        frame = value.gi_frame
-        return _Suspended(frame.f_lasti, (*frame.f_locals.values(),)) if frame is not None else -1
+        return value.gi_frame.f_lasti if value.gi_frame is not None else -1
     if module_of(type(value)) == "_io":
         try:
             return value.tell()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
+import inspect
 import types
 import weakref
 from collections import OrderedDict
@@ -96,8 +97,8 @@ class Reached:
         self.far: set[int] = set()
         """Those that were too many steps away to see where they lead."""
         self.modules: dict[int, torch.nn.Module] = {}
-        self.drawn: dict[int, tuple[Any, str, Any]] = {}
-        """Iterators, how they are written, and how far they were."""
+        self.drawn, self.resumed = dict[int, tuple[Any, str, Any]](), set[int]()
+        """Iterators, how they are written, and how far they were; the generators that have run."""
         self.arrays: dict[int, tuple[Any, str]] = {}
         """Arrays that are too large to be compared."""
         self.constants: dict[str, Constant] = {}
@@ -518,6 +519,18 @@ class Reached:
             progress = progress_of(value)
             if progress is not None or is_used:
                 self.drawn.setdefault(id(value), (value, path, progress))
+
+    def note_resumed(self, frame: types.FrameType) -> None:
+        """Note that a frame runs, which may be that of a generator from outside."""
+        if self.drawn and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            generators = (one for one, *_ in self.drawn.values() if is_a(one, types.GeneratorType))
+            self.resumed.update(id(one) for one in generators if one.gi_frame is frame)
+
+    def has_drawn(self, value: Any, progress: Any) -> bool:
+        """Test whether an iterator from outside has moved on. A generator may wait at one place
+        again and again.
+        """
+        return id(value) in self.resumed or progress_of(value) != progress
 
     def is_data(self, value: Any) -> bool:
         """Test for plain data or a tensor, which lead to nothing else. Those of a class of the

@@ -135,6 +135,7 @@ class Watch(Evaluator):
             self.aside = frame
         if self.aside is not None:
             return
+        self.note_resumed(frame)
         if id(code) not in self.readings:
             self.readings[id(code)] = code, reading(code)
         mine = Frame(frame, self.stack[-1] if self.stack else None, self.readings[id(code)][1])

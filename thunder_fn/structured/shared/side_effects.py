@@ -18,7 +18,7 @@ from thunder_fn.capture import Captured
 from thunder_fn.capture.objects import ABSENT, dict_of, is_a
 from thunder_fn.capture.outside.edges import Edge, is_same, look, now
 from thunder_fn.capture.outside.frames import Observer, observed_by, observer
-from thunder_fn.capture.outside.kinds import SYMBOLIC, is_of_trace, progress_of
+from thunder_fn.capture.outside.kinds import SYMBOLIC, is_of_trace
 from thunder_fn.capture.outside.moments import Moment
 from thunder_fn.capture.outside.reads import seen
 from thunder_fn.capture.outside.watch import Watch
@@ -154,7 +154,7 @@ class BodyWatch(Watch):
                 is_filled = edge.value is ABSENT or edge.kind == "content"
                 yield Place(edge.kind, edge.holder, edge.key, edge.path, is_filled)
         for value, path, progress in self.drawn.values():
-            if progress is None or progress_of(value) != progress:
+            if progress is None or self.has_drawn(value, progress):
                 yield Place("iterator", value, None, path)
 
     def text_of(self, holder: Any, key: Any) -> str:
