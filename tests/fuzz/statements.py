@@ -784,7 +784,7 @@ PATTERNS = [
     ("any", ["Box(n=3)", "Vec(by=k)", "object(n=1 | 2)", "nn.Module(training=True)", "Slots() | Lazy()"]),
     ("table", ["{'a': 1}", "{'b': k, **rest}", "{}", "dict(k)"]),
 ]
-"""What a `match` looks at, and the patterns that it may be held against."""
+"""Pairs of what a `match` looks at and the patterns for it."""
 TRANSFORMS = [
     *("tfn.grad(g0)(<plain>)", "tfn.value_and_grad(g0)(<plain>)[0]", "tfn.jvp(g0, (<plain>,), (<plain>,))[1]"),
     *("tfn.vjp(g0, <plain>)[1](torch.tensor(2.0))[0]", "tfn.jit(g0)(<plain>)", "tfn.checkpoint(g0)(v)"),

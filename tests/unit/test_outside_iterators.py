@@ -138,7 +138,7 @@ def test_jit_is_eager_or_refuses(make: str, use: str) -> None:
 @pytest.mark.filterwarnings("ignore::thunder_fn.errors.GraphBreakWarning")
 @pytest.mark.parametrize(("make", "use"), COMPILED)
 def test_compile_draws_each_item_once(make: str, use: str) -> None:
-    """What an attempt at a trace has drawn, the parts that run instead would miss."""
+    """The parts that run instead would miss the items that an attempt at a trace has drawn."""
     assert play(make, use, tfn.compile) == play(make, use, lambda f: f)
 
 
